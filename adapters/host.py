@@ -1,0 +1,162 @@
+"""The Ray actor that holds one engine in its own interpreter.
+
+Everything it returns is plain data: an engine's exception may not even be importable on the driver's side, so failures
+come back as :class:`Failure`. Its output, and that of every process the engine starts, goes to ``engine.log`` in the
+side's directory; what it is doing goes to ``progress.json`` there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+from adapters.base import Adapter, EngineSpec, Observation, Request, RunResult
+
+#: Engine name → ``module:class`` of its adapter.
+ADAPTERS = {
+    "lmdeploy": "adapters.lmdeploy.adapter:LmdeployAdapter",
+    "vllm": "adapters.vllm.adapter:VllmAdapter",
+}
+#: Distributions whose versions describe a side.
+_DISTRIBUTIONS = ("lmdeploy", "dlinfer-ascend", "vllm", "vllm-ascend", "torch", "torch-npu", "transformers", "ray")
+_PARENT_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception on the engine's side, as text."""
+
+    kind: str
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a side is: ``pid`` of the actor, ``workers`` that its engine started, interpreter and versions."""
+
+    pid: int
+    workers: tuple[int, ...]
+    python: str
+    python_version: str
+    versions: dict[str, str]
+    simulated: bool
+
+
+def _children(pid: int) -> list[int]:
+    """Processes below ``pid``, nearest first, from /proc: psutil need not be in the engine's interpreter."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                # The command name is in parentheses and may hold spaces; the parent is the second field behind it.
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                parents.setdefault(parent, []).append(int(entry.name))
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        below = parents.get(queue.pop(0), [])
+        found += below
+        queue += below
+    return found
+
+
+def _die_with_parent() -> None:
+    """End this process and its children when the process that started it is gone.
+
+    Ray starts actors from its raylet. A raylet killed with SIGKILL tells nobody, and an engine may be in native code
+    for minutes, so a thread watches.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_POLL_SECONDS)
+        for pid in _children(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="align-parent-watch", daemon=True).start()
+
+
+class EngineHost:
+    """One engine, driven synchronously. Calls run one after the other in the actor's main thread.
+
+    Args:
+        engine: name in :data:`ADAPTERS`.
+        work_dir: directory of this side; exists and is empty.
+    """
+
+    def __init__(self, engine: str, work_dir: str) -> None:
+        self._dir = Path(work_dir)
+        log = os.open(self._dir / "engine.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        _die_with_parent()
+        module, _, name = ADAPTERS[engine].partition(":")
+        self._adapter: Adapter = getattr(import_module(module), name)()
+
+    def _progress(self, stage: str, detail: str = "") -> None:
+        text = json.dumps({"stage": stage, "detail": detail, "time": time.time()})
+        temporary = self._dir / "progress.json.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, self._dir / "progress.json")
+        print(f"[align] {stage} {detail}", flush=True)
+
+    def _guarded(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            text = traceback.format_exc()
+            print(text, flush=True)
+            return Failure(type(error).__name__, str(error), text)
+
+    def launch(self, spec: EngineSpec) -> Launched | Failure:
+        return self._guarded(lambda: self._launch(spec))
+
+    def _launch(self, spec: EngineSpec) -> Launched:
+        self._adapter.launch(spec, self._progress)
+        self._progress("ready")
+        versions = {}
+        for name in _DISTRIBUTIONS:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                versions[name] = metadata.version(name)
+        npu = sys.modules.get("torch_npu")
+        return Launched(
+            pid=os.getpid(),
+            workers=tuple(_children(os.getpid())),
+            python=sys.executable,
+            python_version=platform.python_version(),
+            versions=versions,
+            simulated=bool(getattr(npu, "__simulated__", False)),
+        )
+
+    def observe(self) -> list[Observation] | Failure:
+        return self._guarded(lambda: list(self._adapter.observe()))
+
+    def generate(self, requests: Sequence[Request], top_k: int) -> RunResult | Failure:
+        self._progress("generate", f"{len(requests)} requests")
+        return self._guarded(lambda: self._adapter.generate(requests, top_k))
+
+    def replay(self, requests: Sequence[Request], top_k: int) -> RunResult | Failure:
+        self._progress("replay", f"{len(requests)} requests")
+        return self._guarded(lambda: self._adapter.replay(requests, top_k))
+
+    def close(self) -> Failure | None:
+        self._progress("close")
+        return self._guarded(self._adapter.close)

@@ -1,0 +1,1 @@
+"""lmdeploy's PyTorch engine with dlinfer."""

@@ -1,0 +1,206 @@
+"""Drives lmdeploy's PyTorch engine in process, beneath its pipeline.
+
+The engine lives on an event loop in a thread of its own; the adapter's calls are synchronous. Workers of a parallel
+layout are started by lmdeploy's own executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from adapters.base import Adapter, EngineSpec, Observation, Progress, Request, RunResult
+from adapters.lmdeploy.gate import Gate
+from adapters.probe.spec import ProbeSpec, RequestSpec, write_spec
+from adapters.probe.steplog import read_generations, read_steps
+
+#: Session numbers of one run start here; runs do not share sessions, so nothing is resumed by accident.
+_SESSIONS_PER_RUN = 10_000
+#: lmdeploy refuses fewer blocks.
+_MIN_BLOCKS = 16
+
+
+class LmdeployAdapter(Adapter):
+    name = "lmdeploy"
+
+    def __init__(self) -> None:
+        self._engine: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._gate = Gate()
+        self._generation = 0
+
+    # ------------------------------------------------------------------------------------------------- launch
+
+    def launch(self, spec: EngineSpec, progress: Progress) -> None:
+        if spec.dp != 1 or spec.ep != 1:
+            raise ValueError(
+                f"lmdeploy: layout tp{spec.tp} dp{spec.dp} ep{spec.ep} is not launched by this version; "
+                "use dp 1 and ep 1"
+            )
+        self._spec = spec
+        self._probe_dir = Path(os.environ["ALIGN_PROBE_DIR"])
+        os.environ.setdefault("LMDEPLOY_SKIP_WARMUP", "1")
+        progress("import", "lmdeploy and dlinfer")
+        from lmdeploy.messages import PytorchEngineConfig
+        from lmdeploy.pytorch.engine.engine import Engine
+        from lmdeploy.pytorch.engine.inputs_maker import InputsMakerAsync
+
+        for method in ("send_next_inputs", "prefetch_next_inputs"):
+            setattr(InputsMakerAsync, method, self._gate.wrap(getattr(InputsMakerAsync, method)))
+        config = PytorchEngineConfig(
+            dtype=spec.dtype,
+            tp=spec.tp,
+            device_type="ascend",
+            eager_mode=True,
+            session_len=spec.max_model_len,
+            # Prefill is chosen while fewer than half of the batch slots run: room for a whole group twice over.
+            max_batch_size=4 * spec.max_batch,
+            block_size=spec.block_size,
+            num_gpu_blocks=max(_MIN_BLOCKS, spec.num_blocks),
+            max_prefill_token_num=spec.max_prefill_tokens,
+            enable_prefix_caching=False,
+            enable_metrics=False,
+            distributed_executor_backend="uni" if spec.tp == 1 else "mp",
+            **spec.options,
+        )
+        progress("build", f"{Path(spec.model_path).name} in {spec.dtype}, tp {spec.tp}")
+        self._start_loop()
+        self._engine = self._call(self._build(Engine, spec.model_path, config))
+
+    async def _build(self, engine_class: Any, path: str, config: Any) -> Any:
+        engine = engine_class.from_pretrained(path, engine_config=config)
+        engine.start_loop()
+        return engine
+
+    def _start_loop(self) -> None:
+        self._loop = asyncio.new_event_loop()
+
+        def run(loop: asyncio.AbstractEventLoop) -> None:
+            asyncio.set_event_loop(loop)
+            loop.run_forever()
+
+        self._thread = threading.Thread(target=run, args=(self._loop,), name="lmdeploy-loop", daemon=True)
+        self._thread.start()
+
+    def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    # ------------------------------------------------------------------------------------------------ observe
+
+    def observe(self) -> Sequence[Observation]:
+        import torch
+        from lmdeploy.pytorch import envs
+
+        engine = self._engine
+        config, cache = engine.engine_config, engine.cache_config
+        seen = [
+            Observation("eager", bool(config.eager_mode), "engine_config.eager_mode"),
+            Observation("warmup_skipped", bool(envs.skip_warmup), "lmdeploy.pytorch.envs.skip_warmup"),
+            Observation("dtype", str(engine.model_config.dtype).removeprefix("torch."), "model_config.dtype"),
+            Observation("tp", engine.dist_config.attn_tp, "dist_config.attn_tp"),
+            Observation("dp", engine.dist_config.dp, "dist_config.dp"),
+            Observation("ep", engine.dist_config.ep, "dist_config.ep"),
+            Observation("block_size", cache.block_size, "cache_config.block_size"),
+            Observation("num_blocks", cache.num_gpu_blocks, "cache_config.num_gpu_blocks"),
+            Observation("prefix_caching", bool(cache.enable_prefix_caching), "cache_config.enable_prefix_caching"),
+            Observation("executor", type(engine.executor).__name__, "engine.executor"),
+        ]
+        npu: Any = getattr(torch, "npu", None)
+        seen.append(
+            Observation("soc_version", npu.get_soc_version(), "torch.npu.get_soc_version")
+            if npu is not None
+            else Observation("soc_version", None, "torch.npu", "torch.npu is not there")
+        )
+        return seen
+
+    # ----------------------------------------------------------------------------------------------- generate
+
+    def generate(self, requests: Sequence[Request], top_k: int) -> RunResult:
+        assert all(request.forced is None for request in requests)
+        return self._run(requests, top_k)
+
+    def replay(self, requests: Sequence[Request], top_k: int) -> RunResult:
+        assert all(request.forced is not None for request in requests)
+        return self._run(requests, top_k)
+
+    def _run(self, requests: Sequence[Request], top_k: int) -> RunResult:
+        self._generation += 1
+        base = self._generation * _SESSIONS_PER_RUN
+        keys = {str(base + index): request for index, request in enumerate(requests)}
+        write_spec(
+            self._probe_dir,
+            ProbeSpec(
+                self._generation,
+                top_k,
+                {
+                    key: RequestSpec(r.name, len(r.token_ids), r.max_new_tokens, r.forced)
+                    for key, r in keys.items()
+                },
+            ),
+        )
+        started = time.perf_counter()
+        returned = self._call(self._stream_all(keys))
+        seconds = time.perf_counter() - started
+        generations = read_generations(self._probe_dir, self._generation, [r.name for r in requests])
+        for generation in generations:
+            assert list(generation.token_ids[: len(returned[generation.request])]) == returned[generation.request], (
+                f"{generation.request}: the engine returned other tokens than its workers chose"
+            )
+        return RunResult(generations, read_steps(self._probe_dir, self._generation), seconds)
+
+    async def _stream_all(self, keys: dict[str, Request]) -> dict[str, list[int]]:
+        scheduler = self._engine.scheduler
+        tasks: dict[str, asyncio.Task[list[int]]] = {}
+
+        def submit(key: str) -> None:
+            tasks[key] = asyncio.get_running_loop().create_task(self._stream(int(key), keys[key]))
+
+        def known(key: str) -> bool:
+            session = scheduler.sessions.get(int(key))
+            return session is not None and bool(session.sequences)
+
+        self._gate.arm([(request.arrival, key) for key, request in keys.items()], submit, known)
+        while len(tasks) < len(keys) or not all(task.done() for task in tasks.values()):
+            running = [task for task in tasks.values() if not task.done()]
+            if running:
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                self._gate.release_next()
+        return {keys[key].name: task.result() for key, task in tasks.items()}
+
+    async def _stream(self, session: int, request: Request) -> list[int]:
+        from lmdeploy.messages import GenerationConfig, ResponseType
+
+        config = GenerationConfig(
+            max_new_tokens=request.max_new_tokens,
+            min_new_tokens=0 if request.stop_ids else request.max_new_tokens,
+            do_sample=False,
+            top_k=1,
+            temperature=1.0,
+            ignore_eos=not request.stop_ids,
+            stop_token_ids=list(request.stop_ids) or None,
+        )
+        instance = self._engine.create_instance()
+        tokens: list[int] = []
+        async for output in instance.async_stream_infer(session, list(request.token_ids), gen_config=config):
+            if output.status not in (ResponseType.SUCCESS, ResponseType.FINISH):
+                raise RuntimeError(f"lmdeploy answered {output.status.name} for request {request.name}")
+            tokens += list(output.token_ids)
+        await instance.async_end(session)
+        return tokens
+
+    # -------------------------------------------------------------------------------------------------- close
+
+    def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is None or self._loop is None:
+            return
+        self._loop.call_soon_threadsafe(engine.close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=30)

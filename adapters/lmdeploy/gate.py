@@ -1,0 +1,69 @@
+"""Holds arrivals, so that the batch of each step is the one the case demands.
+
+lmdeploy admits requests asynchronously: without a gate the first of four may be prefilled before the others are known.
+The gate stands before scheduling. Before step *n* it submits every request whose arrival is at most *n* and waits
+until the scheduler knows them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_POLL_SECONDS = 0.001
+
+
+class Gate:
+    """``submit(key)`` starts a request; ``known(key)`` says whether the scheduler holds it already."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._waiting: list[tuple[int, str]] = []
+        self._submit: Callable[[str], None] | None = None
+        self._known: Callable[[str], bool] | None = None
+
+    def arm(
+        self, arrivals: Iterable[tuple[int, str]], submit: Callable[[str], None], known: Callable[[str], bool]
+    ) -> None:
+        """Begin a run. The first group is submitted at once, because an idle engine asks for nothing."""
+        self._step = 0
+        self._waiting = sorted(arrivals)
+        self._submit, self._known = submit, known
+        self._release(self._waiting[0][0] if self._waiting else 0)
+
+    def _release(self, step: int) -> list[str]:
+        due = [key for arrival, key in self._waiting if arrival <= step]
+        self._waiting = [entry for entry in self._waiting if entry[0] > step]
+        assert self._submit is not None
+        for key in due:
+            self._submit(key)
+        self._due = due
+        return due
+
+    def release_next(self) -> None:
+        """The engine ran dry before a later arrival was due: it arrives now."""
+        if self._waiting:
+            self._release(self._waiting[0][0])
+
+    async def _admit(self) -> None:
+        if self._submit is None or self._known is None:
+            return
+        pending = [*self._due, *self._release(self._step)]
+        self._due = []
+        while not all(self._known(key) for key in pending):
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def wrap(self, original: Any) -> Any:
+        """A coroutine function of the inputs maker that schedules one step."""
+
+        @functools.wraps(original)
+        async def gated(*args: Any, **kwargs: Any) -> Any:
+            await self._admit()
+            forward_inputs, running = await original(*args, **kwargs)
+            if forward_inputs is not None:
+                self._step += 1
+            return forward_inputs, running
+
+        return gated

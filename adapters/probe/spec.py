@@ -1,0 +1,71 @@
+"""The spec that the driver's side writes and every worker reads: which run this is, and what to force.
+
+One JSON file per side, replaced atomically and numbered by a generation. Workers look at it before each step, so a new
+run needs no new launch. A request is known to its engine by a key of the engine's own kind (a session number, an id).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+_FILE = "spec.json"
+
+
+@dataclass(frozen=True)
+class RequestSpec:
+    """``name``: identity in records; ``prompt_len``: tokens; ``forced``: ids to force, one per generated token."""
+
+    name: str
+    prompt_len: int
+    max_new_tokens: int
+    forced: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ProbeSpec:
+    """One run: ``generation`` counts runs of this launch from 1; ``top_k`` logprobs are recorded per token."""
+
+    generation: int
+    top_k: int
+    requests: dict[str, RequestSpec] = field(default_factory=dict)
+
+
+def write_spec(directory: Path, spec: ProbeSpec) -> None:
+    """Replace the spec atomically: a worker sees the old one or the new one."""
+    temporary = directory / f"{_FILE}.tmp"
+    temporary.write_text(json.dumps(asdict(spec)), encoding="utf-8")
+    os.replace(temporary, directory / _FILE)
+
+
+class SpecReader:
+    """Reads the spec when its file changed; cheap enough for every step."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / _FILE
+        self._stamp: tuple[int, int] | None = None
+        self._spec: ProbeSpec | None = None
+
+    def read(self) -> ProbeSpec | None:
+        """The current spec, or ``None`` while there is none (warm-up, profiling)."""
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            return None
+        stamp = (status.st_mtime_ns, status.st_ino)
+        if stamp != self._stamp:
+            raw = json.loads(self._path.read_text(encoding="utf-8"))
+            requests = {
+                key: RequestSpec(
+                    name=value["name"],
+                    prompt_len=value["prompt_len"],
+                    max_new_tokens=value["max_new_tokens"],
+                    forced=None if value["forced"] is None else tuple(value["forced"]),
+                )
+                for key, value in raw["requests"].items()
+            }
+            self._spec = ProbeSpec(raw["generation"], raw["top_k"], requests)
+            self._stamp = stamp
+        return self._spec

@@ -1,0 +1,190 @@
+"""The log of engine steps that every worker keeps: one JSON line per event, one file per rank.
+
+Events:
+
+* ``step``: a forward with its rows, ``[name, start, count, occurrence]`` each; written before the forward runs.
+* ``tokens``: what was said about the next token of each request in that step, before anything was forced.
+* ``dummy``: a forward without requests.
+
+Appending lines keeps what is known when a worker is killed; a cut last line is dropped by the reader.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adapters.base import Generation, RowSpan, StepRecord, TokenStep
+from adapters.probe.spec import ProbeSpec, RequestSpec, SpecReader
+
+
+class StepLog:
+    """Writes the events of one rank and chooses what to force.
+
+    Row identity is computed here and not by the engine: the position of a row, and how often an earlier step of this
+    run already computed it (preemption, a prefix computed twice).
+    """
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self.rank = rank
+        self._reader = SpecReader(directory)
+        self._path = directory / f"steps-rank{rank}.jsonl"
+        self._file = self._path.open("a", encoding="utf-8")
+        self._generation = 0
+        self._step = -1
+        self._spans: dict[str, list[tuple[int, int]]] = {}
+        self._current: dict[str, tuple[RequestSpec, RowSpan]] = {}
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self._file.write(json.dumps(event) + "\n")
+        self._file.flush()
+
+    def _enter(self, spec: ProbeSpec) -> None:
+        if spec.generation != self._generation:
+            self._generation = spec.generation
+            self._step = -1
+            self._spans = {}
+
+    def dummy(self) -> None:
+        """A forward without requests is about to run."""
+        self._current = {}
+        self._write({"event": "dummy", "generation": self._generation})
+
+    def step(self, rows: Iterable[tuple[str, int, int]]) -> None:
+        """A forward is about to run over ``(request key, first position, count)`` rows."""
+        spec = self._reader.read()
+        if spec is None:
+            return
+        self._enter(spec)
+        self._step += 1
+        self._current = {}
+        phases = set()
+        for key, start, count in rows:
+            request = spec.requests.get(key)
+            if request is None:
+                raise RuntimeError(f"a step holds request {key!r}, which is not in the spec of run {spec.generation}")
+            earlier = self._spans.setdefault(request.name, [])
+            occurrence = sum(1 for first, length in earlier if first <= start < first + length)
+            earlier.append((start, count))
+            self._current[key] = (request, RowSpan(request.name, start, count, occurrence))
+            phases.add("decode" if start >= request.prompt_len else "prefill")
+        self._write(
+            {
+                "event": "step",
+                "generation": self._generation,
+                "step": self._step,
+                "phase": phases.pop() if len(phases) == 1 else "mixed",
+                "rows": [[span.request, span.start, span.count, span.occurrence] for _, span in self._current.values()],
+            }
+        )
+
+    def choose(self, logits: torch.Tensor, keys: Sequence[str]) -> list[int | None]:
+        """Record the next token of every row and answer what to force.
+
+        Args:
+            logits: raw logits ``[num_requests, vocab]``, any float dtype.
+            keys: the request of each row of ``logits``.
+
+        Returns:
+            For each row the id to append instead of the engine's choice, or ``None`` to leave it.
+        """
+        spec = self._reader.read()
+        if spec is None or not self._current:
+            return [None] * logits.shape[0]
+        if len(keys) != logits.shape[0] or any(key not in self._current for key in keys):
+            raise RuntimeError(
+                f"step {self._step}: {logits.shape[0]} rows of logits for requests {', '.join(keys)}, "
+                f"but the step computes {', '.join(self._current)}"
+            )
+        scores = logits.float().log_softmax(-1)
+        best = scores.topk(min(spec.top_k, scores.shape[-1]), dim=-1)
+        values, ids = best.values.tolist(), best.indices.tolist()
+        greedy = logits.argmax(-1).tolist()
+        tokens: dict[str, Any] = {}
+        forced: list[int | None] = []
+        for row, key in enumerate(keys):
+            request, span = self._current[key]
+            index = span.start + span.count - request.prompt_len
+            if not 0 <= index < request.max_new_tokens:
+                forced.append(None)  # inside the prompt, or the surplus step after the last token
+                continue
+            wanted = None if request.forced is None else request.forced[index]
+            forced.append(wanted)
+            tokens[request.name] = {
+                "index": index,
+                "greedy": greedy[row],
+                "chosen": greedy[row] if wanted is None else wanted,
+                "forced": wanted is not None,
+                "top": list(zip(ids[row], values[row], strict=True)),
+            }
+        self._write({"event": "tokens", "generation": self._generation, "step": self._step, "tokens": tokens})
+        return forced
+
+
+_log: StepLog | None = None
+
+
+def process_log(rank: int | None = None) -> StepLog | None:
+    """The log of this process; made by the first caller that knows the rank."""
+    global _log
+    if _log is None and rank is not None:
+        _log = StepLog(Path(os.environ["ALIGN_PROBE_DIR"]), rank)
+    return _log
+
+
+# ------------------------------------------------------------------------------------------------------- reading
+
+
+def _events(path: Path, generation: int) -> list[dict[str, Any]]:
+    events = []
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if not line.endswith("\n"):
+                break  # the worker was killed while it wrote
+            event = json.loads(line)
+            if event["generation"] == generation:
+                events.append(event)
+    return events
+
+
+def read_steps(directory: Path, generation: int) -> tuple[StepRecord, ...]:
+    """All real steps of one run, of every rank, ranks in order."""
+    records = []
+    for path in sorted(directory.glob("steps-rank*.jsonl"), key=lambda p: int(p.stem.removeprefix("steps-rank"))):
+        rank = int(path.stem.removeprefix("steps-rank"))
+        events = _events(path, generation)
+        tokens = {event["step"]: event["tokens"] for event in events if event["event"] == "tokens"}
+        for event in events:
+            if event["event"] != "step":
+                continue
+            said = tokens.get(event["step"], {})
+            records.append(
+                StepRecord(
+                    step=event["step"],
+                    phase=event["phase"],
+                    rows=tuple(RowSpan(*row) for row in event["rows"]),
+                    forced={name: token["chosen"] for name, token in said.items() if token["forced"]},
+                    rank=rank,
+                )
+            )
+    return tuple(records)
+
+
+def read_generations(directory: Path, generation: int, names: Iterable[str], rank: int = 0) -> tuple[Generation, ...]:
+    """What was generated in one run, by request, as the sampling rank saw it."""
+    steps: dict[str, dict[int, TokenStep]] = {name: {} for name in names}
+    for event in _events(directory / f"steps-rank{rank}.jsonl", generation):
+        if event["event"] != "tokens":
+            continue
+        for name, token in event["tokens"].items():
+            top = tuple((int(i), float(v)) for i, v in token["top"])
+            # A position computed again after preemption is sampled once: the first answer was appended.
+            steps[name].setdefault(token["index"], TokenStep(token["chosen"], token["greedy"], top))
+    return tuple(
+        Generation(name, tuple(by_index[index] for index in sorted(by_index))) for name, by_index in steps.items()
+    )

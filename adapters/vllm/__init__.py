@@ -1,0 +1,1 @@
+"""vLLM with the vllm-ascend platform."""

@@ -1,0 +1,192 @@
+"""Drives vLLM with its engine core in the adapter's own process, so that the batch of each step is decided here."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from adapters.base import Adapter, EngineSpec, Observation, Progress, Request, RunResult
+from adapters.probe.spec import ProbeSpec, RequestSpec, write_spec
+from adapters.probe.steplog import read_generations, read_steps
+
+#: What vllm-ascend must not do behind our back; unknown keys are ignored by it, so they are read back.
+_ADDITIONAL_CONFIG: dict[str, Any] = {
+    "enable_cpu_binding": False,
+    "weight_nz_mode": 0,
+    "enable_mlapo": False,
+    "enable_fused_mc2": 0,
+    "enable_shared_expert_dp": False,
+    "multistream_overlap_shared_expert": False,
+    "refresh": True,
+}
+
+
+class VllmAdapter(Adapter):
+    name = "vllm"
+
+    def __init__(self) -> None:
+        self._llm: Any = None
+        self._generation = 0
+
+    # ------------------------------------------------------------------------------------------------- launch
+
+    def launch(self, spec: EngineSpec, progress: Progress) -> None:
+        if spec.dp != 1 or spec.ep != 1:
+            raise ValueError(
+                f"vllm: layout tp{spec.tp} dp{spec.dp} ep{spec.ep} is not launched by this version; use dp 1 and ep 1"
+            )
+        self._spec = spec
+        self._probe_dir = Path(os.environ["ALIGN_PROBE_DIR"])
+        # The engine core must run in this process: only then are all requests of a group known before the first step.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
+        progress("import", "vllm and vllm-ascend")
+        from vllm import LLM
+
+        from adapters.vllm.forcing import ForcingProcessor
+
+        progress("build", f"{Path(spec.model_path).name} in {spec.dtype}, tp {spec.tp}")
+        self._llm = LLM(
+            model=spec.model_path,
+            skip_tokenizer_init=True,
+            dtype=spec.dtype,
+            tensor_parallel_size=spec.tp,
+            enforce_eager=True,
+            max_model_len=spec.max_model_len,
+            max_num_seqs=spec.max_batch,
+            max_num_batched_tokens=max(spec.max_prefill_tokens, spec.max_model_len),
+            block_size=spec.block_size,
+            num_gpu_blocks_override=spec.num_blocks,
+            kv_cache_memory_bytes=self._cache_bytes(spec),
+            seed=spec.seed,
+            enable_prefix_caching=False,
+            enable_chunked_prefill=False,
+            async_scheduling=False,
+            logits_processors=[ForcingProcessor],
+            additional_config=_ADDITIONAL_CONFIG,
+            disable_log_stats=True,
+            **spec.options,
+        )
+
+    @staticmethod
+    def _cache_bytes(spec: EngineSpec) -> int:
+        """Enough for ``num_blocks`` blocks of the model's layers, both keys and values, in a two-byte dtype."""
+        import json
+
+        config = json.loads((Path(spec.model_path) / "config.json").read_text(encoding="utf-8"))
+        heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        per_block = 2 * spec.block_size * heads * head_dim * 2 * int(config["num_hidden_layers"])
+        return int(per_block * (spec.num_blocks + 1))
+
+    # ------------------------------------------------------------------------------------------------ observe
+
+    def observe(self) -> Sequence[Observation]:
+        import torch
+
+        config = self._llm.llm_engine.vllm_config
+        model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
+        parallel = config.parallel_config
+        npu: Any = getattr(torch, "npu", None)
+        return [
+            Observation("eager", bool(model.enforce_eager), "model_config.enforce_eager"),
+            Observation("compilation_mode", int(config.compilation_config.mode), "compilation_config.mode"),
+            Observation("dtype", str(model.dtype).removeprefix("torch."), "model_config.dtype"),
+            Observation("tp", parallel.tensor_parallel_size, "parallel_config.tensor_parallel_size"),
+            Observation("dp", parallel.data_parallel_size, "parallel_config.data_parallel_size"),
+            Observation("expert_parallel", bool(parallel.enable_expert_parallel), "parallel_config"),
+            Observation("block_size", cache.block_size, "cache_config.block_size"),
+            Observation("num_blocks", cache.num_gpu_blocks, "cache_config.num_gpu_blocks"),
+            Observation("prefix_caching", bool(cache.enable_prefix_caching), "cache_config.enable_prefix_caching"),
+            Observation("chunked_prefill", bool(scheduler.enable_chunked_prefill), "scheduler_config"),
+            Observation("async_scheduling", bool(scheduler.async_scheduling), "scheduler_config"),
+            Observation("seed", model.seed, "model_config.seed"),
+            Observation("worker", parallel.worker_cls, "parallel_config.worker_cls"),
+            Observation("soc_version", npu.get_soc_version(), "torch.npu.get_soc_version")
+            if npu is not None
+            else Observation("soc_version", None, "torch.npu", "torch.npu is not there"),
+            Observation("vllm_ascend", metadata.version("vllm-ascend"), "installed distribution"),
+        ]
+
+    # ----------------------------------------------------------------------------------------------- generate
+
+    def generate(self, requests: Sequence[Request], top_k: int) -> RunResult:
+        assert all(request.forced is None for request in requests)
+        return self._run(requests, top_k)
+
+    def replay(self, requests: Sequence[Request], top_k: int) -> RunResult:
+        assert all(request.forced is not None for request in requests)
+        return self._run(requests, top_k)
+
+    def _run(self, requests: Sequence[Request], top_k: int) -> RunResult:
+        self._generation += 1
+        keys = {f"{self._generation}:{request.name}": request for request in requests}
+        write_spec(
+            self._probe_dir,
+            ProbeSpec(
+                self._generation,
+                top_k,
+                {
+                    key: RequestSpec(r.name, len(r.token_ids), r.max_new_tokens, r.forced)
+                    for key, r in keys.items()
+                },
+            ),
+        )
+        started = time.perf_counter()
+        returned = self._step_all(keys)
+        seconds = time.perf_counter() - started
+        generations = read_generations(self._probe_dir, self._generation, [r.name for r in requests])
+        for generation in generations:
+            assert list(generation.token_ids[: len(returned[generation.request])]) == returned[generation.request], (
+                f"{generation.request}: the engine returned other tokens than its workers chose"
+            )
+        return RunResult(generations, read_steps(self._probe_dir, self._generation), seconds)
+
+    def _step_all(self, keys: dict[str, Request]) -> dict[str, list[int]]:
+        engine = self._llm.llm_engine
+        waiting = sorted(keys, key=lambda key: keys[key].arrival)
+        returned: dict[str, list[int]] = {}
+        step = 0
+        while waiting or engine.has_unfinished_requests():
+            if not engine.has_unfinished_requests():
+                step = max(step, keys[waiting[0]].arrival)  # the engine ran dry: the next arrival comes now
+            while waiting and keys[waiting[0]].arrival <= step:
+                self._add(engine, waiting[0], keys[waiting[0]])
+                waiting.pop(0)
+            for output in engine.step():
+                if output.finished:
+                    key = output.request_id
+                    returned[keys[key].name] = list(output.outputs[0].token_ids)
+            step += 1
+        return returned
+
+    @staticmethod
+    def _add(engine: Any, key: str, request: Request) -> None:
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+
+        from adapters.vllm.hooks import KEY
+
+        engine.add_request(
+            key,
+            TokensPrompt(prompt_token_ids=list(request.token_ids)),
+            SamplingParams(
+                temperature=0.0,
+                max_tokens=request.max_new_tokens,
+                ignore_eos=True,
+                detokenize=False,
+                stop_token_ids=list(request.stop_ids) or None,
+                extra_args={KEY: key},
+            ),
+        )
+
+    # -------------------------------------------------------------------------------------------------- close
+
+    def close(self) -> None:
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()

@@ -1,0 +1,1 @@
+"""Stand-in for the CANN Python binding: only its names exist."""

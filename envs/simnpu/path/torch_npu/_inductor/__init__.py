@@ -1,0 +1,1 @@
+"""Mirrors the package of this name in torch_npu."""

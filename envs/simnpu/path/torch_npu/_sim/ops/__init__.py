@@ -1,0 +1,1 @@
+"""The simulated operators: functions on CPU tensors, registered by `@operator`."""
