@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 #: Sides of a comparison; any engine may take either role.
@@ -33,6 +33,7 @@ class EngineSpec:
         max_batch: number of requests that may run in one step.
         max_prefill_tokens: prompt tokens that must fit into one prefill step, so that a group is never split.
         num_blocks: KV-cache blocks per layer.
+        hold_arrivals: requests of one arrival wait for each other, so that one step admits them all.
         seed: engine seed; greedy decoding does not use it, but engines record it.
         work_dir: directory owned by this side: step logs, spec of the worker hooks, engine logs.
         device: ``simnpu`` or ``ascend``.
@@ -52,12 +53,10 @@ class EngineSpec:
     max_batch: int = 8
     max_prefill_tokens: int = 512
     num_blocks: int = 64
+    hold_arrivals: bool = True
     seed: int = 0
     device: str = "simnpu"
     options: dict[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class LmdeployAdapter(Adapter):
         from lmdeploy.pytorch.engine.engine import Engine
         from lmdeploy.pytorch.engine.inputs_maker import InputsMakerAsync
 
+        self._gate.hold = spec.hold_arrivals
         for method in ("send_next_inputs", "prefetch_next_inputs"):
             setattr(InputsMakerAsync, method, self._gate.wrap(getattr(InputsMakerAsync, method)))
         config = PytorchEngineConfig(
@@ -69,13 +70,13 @@ class LmdeployAdapter(Adapter):
             **spec.options,
         )
         progress("build", f"{Path(spec.model_path).name} in {spec.dtype}, tp {spec.tp}")
+        # The multi-process executor installs signal handlers, which Python allows in the main thread only.
+        self._engine = Engine.from_pretrained(spec.model_path, engine_config=config)
         self._start_loop()
-        self._engine = self._call(self._build(Engine, spec.model_path, config))
+        self._call(self._start_engine())
 
-    async def _build(self, engine_class: Any, path: str, config: Any) -> Any:
-        engine = engine_class.from_pretrained(path, engine_config=config)
-        engine.start_loop()
-        return engine
+    async def _start_engine(self) -> None:
+        self._engine.start_loop()
 
     def _start_loop(self) -> None:
         self._loop = asyncio.new_event_loop()

@@ -19,7 +19,10 @@ class Gate:
     """``submit(key)`` starts a request; ``known(key)`` says whether the scheduler holds it already."""
 
     def __init__(self) -> None:
+        #: Wait until all due requests are known; off, the engine admits them as it pleases.
+        self.hold = True
         self._step = 0
+        self._due: list[str] = []
         self._waiting: list[tuple[int, str]] = []
         self._submit: Callable[[str], None] | None = None
         self._known: Callable[[str], bool] | None = None
@@ -31,7 +34,7 @@ class Gate:
         self._step = 0
         self._waiting = sorted(arrivals)
         self._submit, self._known = submit, known
-        self._release(self._waiting[0][0] if self._waiting else 0)
+        self._due = self._release(self._waiting[0][0] if self._waiting else 0)
 
     def _release(self, step: int) -> list[str]:
         due = [key for arrival, key in self._waiting if arrival <= step]
@@ -39,20 +42,19 @@ class Gate:
         assert self._submit is not None
         for key in due:
             self._submit(key)
-        self._due = due
         return due
 
     def release_next(self) -> None:
         """The engine ran dry before a later arrival was due: it arrives now."""
         if self._waiting:
-            self._release(self._waiting[0][0])
+            self._due = self._release(self._waiting[0][0])
 
     async def _admit(self) -> None:
         if self._submit is None or self._known is None:
             return
         pending = [*self._due, *self._release(self._step)]
         self._due = []
-        while not all(self._known(key) for key in pending):
+        while self.hold and not all(self._known(key) for key in pending):
             await asyncio.sleep(_POLL_SECONDS)
 
     def wrap(self, original: Any) -> Any:

@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +39,13 @@ def _wrap_step(original: Any) -> Any:
     @functools.wraps(original)
     async def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         _state.sessions = _session_keys(kwargs.get("sampling_inputs"))
-        return await original(self, *args, **kwargs)
+        try:
+            return await original(self, *args, **kwargs)
+        except Exception:
+            # The worker's task keeps its exception to itself, and the engine then waits for ever.
+            traceback.print_exc()
+            sys.stderr.flush()
+            raise
 
     return step
 

@@ -1,7 +1,7 @@
 """transformers as an engine: one request at a time, eager attention, a KV cache, true decode steps.
 
-It is the yardstick for both real engines: nothing is batched, padded, paged or fused. ``float32`` is accepted beside
-the engines' dtypes; it upcasts the same stored weights and serves as the golden run.
+It is the yardstick for both real engines: nothing is batched, padded, paged or fused. ``float32`` is accepted
+beside the engines' dtypes; it upcasts the same stored weights and serves as the golden run.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ MAX_THREADS = 4
 class TransformersAdapter(Adapter):
     """Greedy generation and forced replay with ``AutoModelForCausalLM``.
 
-    ``spec.options`` may hold ``threads`` (int): threads that torch may use while the adapter is open; by default half
-    of the processor's cores, at most 4.
+    ``spec.options`` may hold ``threads`` (int): threads that torch may use while the adapter is open; by
+    default half of the processor's cores, at most 4.
     """
 
     name = "transformers"
@@ -57,7 +57,9 @@ class TransformersAdapter(Adapter):
         if spec.dtype not in DTYPES:
             raise ValueError(f"transformers cannot run dtype {spec.dtype!r}; valid: {', '.join(DTYPES)}")
         if (spec.tp, spec.dp, spec.ep) != (1, 1, 1):
-            raise ValueError(f"transformers runs on one rank, got tp={spec.tp} dp={spec.dp} ep={spec.ep}; use 1 1 1")
+            raise ValueError(
+                f"transformers runs on one rank, got tp={spec.tp} dp={spec.dp} ep={spec.ep}; use 1 1 1"
+            )
         unknown = sorted(set(spec.options) - {"threads"})
         if unknown:
             raise ValueError(f"transformers has no option {', '.join(unknown)}; valid: threads")
@@ -96,7 +98,9 @@ class TransformersAdapter(Adapter):
             Observation("vocab_size", self._vocab_size, "model.config.vocab_size"),
             Observation("max_model_len", self._max_positions, "model.config.max_position_embeddings"),
             Observation("num_layers", int(config.num_hidden_layers), "model.config.num_hidden_layers"),
-            Observation("tie_word_embeddings", bool(config.tie_word_embeddings), "model.config.tie_word_embeddings"),
+            Observation(
+                "tie_word_embeddings", bool(config.tie_word_embeddings), "model.config.tie_word_embeddings"
+            ),
             Observation("threads", torch.get_num_threads(), "torch.get_num_threads()"),
             Observation("block_size", None, "", "the KV cache is not paged"),
         )
@@ -113,7 +117,9 @@ class TransformersAdapter(Adapter):
         for request in requests:
             if request.forced is None or len(request.forced) != request.max_new_tokens:
                 given = "none" if request.forced is None else len(request.forced)
-                raise ValueError(f"request {request.name} needs {request.max_new_tokens} forced ids, got {given}")
+                raise ValueError(
+                    f"request {request.name} needs {request.max_new_tokens} forced ids, got {given}"
+                )
         return self._run(requests, top_k)
 
     def close(self) -> None:
@@ -134,8 +140,8 @@ class TransformersAdapter(Adapter):
             raise ValueError(f"request {request.name} needs at least one prompt id and one new token")
         if length + request.max_new_tokens > self._max_positions:
             raise ValueError(
-                f"request {request.name}: {length} prompt ids and {request.max_new_tokens} new tokens exceed the "
-                f"model's {self._max_positions} positions"
+                f"request {request.name}: {length} prompt ids and {request.max_new_tokens} new tokens "
+                f"exceed the model's {self._max_positions} positions"
             )
         for token in (*request.token_ids, *(request.forced or ())):
             if not 0 <= token < self._vocab_size:
@@ -167,6 +173,7 @@ class TransformersAdapter(Adapter):
                 position_ids=torch.arange(start, start + len(fed))[None],
                 past_key_values=cache,
                 use_cache=True,
+                logits_to_keep=1,
             )
             cache = output.past_key_values
             greedy, top = best_ids(output.logits[0, -1], top_k)
@@ -191,8 +198,8 @@ class TransformersAdapter(Adapter):
 def best_ids(logits: torch.Tensor, top_k: int) -> tuple[int, tuple[tuple[int, float], ...]]:
     """Greedy id and the ``top_k`` best ``(id, logprob)`` of one row of raw logits ``[vocab]``.
 
-    Logprobs are log-softmax in float32. Equal logits are ordered by id, so that the greedy id heads the list; NaN
-    counts as larger than any number, as it does for ``argmax``.
+    Logprobs are log-softmax in float32. Equal logits are ordered by id, so that the greedy id heads the list;
+    NaN counts as larger than any number, as it does for ``argmax``.
     """
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     order = torch.sort(logits, descending=True, stable=True).indices[:top_k].tolist()

@@ -212,7 +212,12 @@ def set_current_index(index: int) -> None:
 
 
 def _resolve(device: torch.device) -> torch.device:
-    return device if device.index is not None else current_device()
+    """The device that is meant.
+
+    torch fills in a missing index in C++, where a Python backend cannot say which device is current, and always fills
+    in 0. A process uses one device, so 0 stands for the current one.
+    """
+    return device if device.index else current_device()
 
 
 # ------------------------------------------------------------------------------------------------ the fallback

@@ -75,13 +75,14 @@ def _split(names: Names, argument: str, tensor: Tensor, layout: str, heads: int)
     return tensor
 
 
-def _per_sequence(op: str, argument: str, values: IntList, batch: int) -> list[int]:
-    """Read lengths of a padded or paged batch: one for all sequences, or at least one for each."""
+def _per_sequence(op: str, argument: str, values: IntList, batch: int, shared: bool = True) -> list[int]:
+    """Read lengths of a padded or paged batch: at least one for each sequence, or (`shared`) one for all."""
     lengths = checks.host_integers(op, argument, values)
-    if len(lengths) == 1:
+    if shared and len(lengths) == 1:
         return lengths * batch
     if len(lengths) < batch:
-        checks.fail(op, argument, f"{len(lengths)} long", f"1 length, or one for each of {batch} sequences")
+        accepted = f"one length for each of {batch} sequences" + (", or 1 for all" if shared else "")
+        checks.fail(op, argument, f"{len(lengths)} long", accepted)
     return lengths[:batch]
 
 
@@ -174,7 +175,7 @@ def _paged_stores(
     _same_width(op, caches[0], query)
     if request.kv_lengths is None:
         checks.fail(op, argument, None, "one length for each sequence, which a block_table needs")
-    spans = _per_sequence(op, argument, request.kv_lengths, len(lengths))
+    spans = _per_sequence(op, argument, request.kv_lengths, len(lengths), request.layout != "TND")
     checks.raw_lengths(op, argument, spans, 0, key.shape[0] * size, "the tokens that the cache holds")
     needed = checks.block_table(op, "block_table", request.block_table, spans, size, key.shape[0])
     return spans, Paged(caches[0], needed, spans, heads_first), Paged(caches[1], needed, spans, heads_first)

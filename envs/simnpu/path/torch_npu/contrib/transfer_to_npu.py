@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from torch_npu._sim import device as _device
+
 _TORCH = (
     "logspace randint hann_window rand full_like ones_like rand_like randperm arange frombuffer normal empty_strided "
     "empty_like scalar_tensor tril_indices bartlett_window ones randn kaiser_window tensor triu_indices as_tensor "
@@ -26,9 +28,10 @@ _KEYWORDS = ("device", "device_type", "map_location", "device_id")
 
 def _moved(value: Any) -> Any:
     if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
-        return "npu" + value[4:]
+        value = torch.device(value)
     if isinstance(value, torch.device) and value.type == "cuda":
-        return torch.device("npu", value.index) if value.index is not None else torch.device("npu")
+        # With its index, so that moving to the device a tensor is on already stays a no-op.
+        return torch.device("npu", _device.current_device().index if value.index is None else value.index)
     return value
 
 

@@ -1,0 +1,93 @@
+# `make help` explains everything. All that is built lies outside of this directory, in ALIGN_HOME.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help align env path test lint unit integration format clean-env
+
+ifndef PYTHON
+PYTHON := $(shell command -v python3.11 || command -v python3 || echo python3)
+endif
+
+define NEWLINE
+
+
+endef
+# Quotes one value for the shell. $(value NAME) keeps a dollar sign that the user typed.
+q = $(if $(findstring $(NEWLINE),$(1)),$(error a value contains a line break: give it on one line),'$(subst ','\'',$(1))')
+# Was NAME given: on the command line of make (even empty), or in the environment and not empty?
+given = $(if $(filter command,$(firstword $(origin $(1)))),yes,$(if $(filter environment,$(firstword $(origin $(1)))),$(value $(1))))
+# NAME=value as an option of the command, or nothing.
+option = $(if $(call given,$(1)),$(2)=$(call q,$(value $(1))))
+
+OPTIONS = $(strip \
+  $(call option,MODEL,--model) \
+  $(call option,PROMPTS,--prompts) \
+  $(call option,CASE,--case) \
+  $(call option,DEVICE,--device) \
+  $(call option,DTYPE,--dtype) \
+  $(call option,TP,--tp) \
+  $(call option,DP,--dp) \
+  $(call option,EP,--ep) \
+  $(call option,MAX_NEW,--max-new-tokens) \
+  $(call option,LADDER,--ladder) \
+  $(call option,OUT,--out))
+
+BOOTSTRAP = $(call q,$(PYTHON)) -m envs.bootstrap
+# The engines' environments are needed on the simulated device alone.
+ENVIRONMENTS = $(if $(filter-out simnpu,$(value DEVICE)),driver,all)
+# Runs the driver's interpreter on this checkout; -P: the current directory is not searched for modules.
+DRIVER = driver="$$($(BOOTSTRAP) $(1) --print-python)" && PYTHONPATH=$(call q,$(CURDIR)) && export PYTHONPATH && "$$driver" -P
+
+help:
+	@echo 'make align MODEL=qwen3   run lmdeploy and vllm on the same prompts and compare what they generate'
+	@echo '                         MODEL    qwen3, smollm2 or the directory of a Hugging Face checkpoint'
+	@echo '                         PROMPTS  file.jsonl with text, messages or token_ids in each line'
+	@echo '                         CASE     case.json of an earlier run, to repeat it'
+	@echo '                         DEVICE   simnpu (simulated NPU, default) or ascend'
+	@echo '                         DTYPE    bfloat16 (default) or float16'
+	@echo '                         TP DP EP layout;  MAX_NEW tokens to generate;  OUT directory of the run'
+	@echo '                         ARGS     anything else for the command, as typed: ARGS="--debug"'
+	@echo '                         On Ascend name the interpreters: LMDEPLOY_PYTHON=/path VLLM_PYTHON=/path'
+	@echo 'make test                environments, lint, types, unit and integration tests'
+	@echo 'make lint | unit | integration | format'
+	@echo 'make env                 build the environments now (align and test do it when needed)'
+	@echo 'make path                print the path of the align command of this checkout'
+	@echo 'make clean-env           remove the environments'
+	@echo
+	@echo 'ALIGN_HOME   where environments and models are kept (default: ~/.cache/align)'
+	@echo 'PYTHON       the Python 3.11 that environments are made with'
+	@echo
+	@echo 'The command answers 0 aligned, 1 diverged, 2 could not compare. make turns every answer but 0 into 2;'
+	@echo 'for the exact one:  "$$(make -s path)" run --model qwen3'
+
+align:
+	@$(call DRIVER,$(ENVIRONMENTS)) -m align run $(OPTIONS) $(value ARGS)
+
+env:
+	@$(BOOTSTRAP) all
+	@echo 'The environments are ready; next: make align MODEL=qwen3'
+
+path:
+	@$(BOOTSTRAP) driver --print-launcher
+
+lint:
+	@$(call DRIVER,driver) -m ruff check . && "$$driver" -m ruff format --check . && "$$driver" -m mypy
+
+format:
+	@$(call DRIVER,driver) -m ruff format . && "$$driver" -m ruff check --fix .
+
+unit:
+	@OMP_NUM_THREADS=1; export OMP_NUM_THREADS; $(call DRIVER,driver) -m pytest tests/unit $(value ARGS)
+
+integration:
+	@OMP_NUM_THREADS=1; export OMP_NUM_THREADS; $(call DRIVER,all) -m pytest tests/integration $(value ARGS)
+
+# One after the other, also with -j: the machine's cores are shared.
+test:
+	@$(BOOTSTRAP) all
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory integration
+
+clean-env:
+	@$(BOOTSTRAP) clean

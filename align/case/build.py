@@ -1,0 +1,74 @@
+"""A new case from a model, prompts and settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from align.case.prompts import EncodedPrompt, default_prompts, encode_prompts, load_prompts
+from align.case.schema import Batch, Case, CaseLayout, CaseRequest, Decoding, explain
+from align.layout import Layout
+from align.models.info import ModelInfo
+
+
+@dataclass(frozen=True)
+class NewCase:
+    """A checked case and how its prompts came to their ids."""
+
+    case: Case
+    prompts: tuple[EncodedPrompt, ...]
+
+
+def new_case(
+    info: ModelInfo,
+    *,
+    prompts_file: Path | None = None,
+    layout: Layout | None = None,
+    decoding: Decoding | None = None,
+    batch: Batch | None = None,
+    **settings: Any,
+) -> NewCase:
+    """Build a case for ``info`` and check it.
+
+    Args:
+        info: the model; a preset is named in the case, any other is recorded by its path.
+        prompts_file: JSON lines; ``None`` takes the default prompts.
+        layout: default tp1 dp1 ep1. Default prompts are dealt to the data-parallel ranks in turn.
+        decoding, batch: defaults of their classes.
+        settings: ``dtype``, ``candidate``, ``reference``.
+
+    Raises:
+        UserError: prompts or settings that this model cannot run.
+    """
+    layout = layout or Layout()
+    if prompts_file is None:
+        prompts = default_prompts(info)
+    else:
+        prompts = encode_prompts(load_prompts(prompts_file), info)
+    requests = [
+        {
+            "name": prompt.name,
+            "token_ids": prompt.token_ids,
+            "max_new_tokens": prompt.max_new_tokens,
+            "arrival": prompt.arrival,
+            "dp_rank": index % layout.dp if prompts_file is None else prompt.dp_rank,
+            "text": prompt.rendered,
+        }
+        for index, prompt in enumerate(prompts)
+    ]
+    try:
+        case = Case(
+            model=info.name if info.preset else str(info.path),
+            layout=CaseLayout(tp=layout.tp, dp=layout.dp, ep=layout.ep),
+            decoding=decoding or Decoding(),
+            batch=batch or Batch(),
+            requests=tuple(CaseRequest.model_validate(request) for request in requests),
+            **settings,
+        )
+    except ValidationError as error:
+        raise explain(error, "case" if prompts_file is None else str(prompts_file)) from None
+    case.check(info)
+    return NewCase(case, prompts)

@@ -1,0 +1,205 @@
+"""The ``qwen3`` preset: a tiny Qwen3 whose weights are computed here, the same bytes on every machine.
+
+The architecture is the real one (grouped-query attention, q/k norm, head_dim 128), only small. Weights come
+from an integer generator and exact arithmetic, not from ``torch.randn``, whose last bits depend on the
+processor.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from math import sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from align.models.cache import Say
+from align.models.files import write_json, write_prompts
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+#: Seed of the weights and of the default prompts; chosen so that near-ties are rare on these prompts.
+SEED = 67
+#: Lengths of the default prompts, in tokens.
+PROMPT_LENGTHS = (1, 7, 33, 200)
+
+BOS, EOS, PAD = 0, 1, 2
+SPECIAL = ("<bos>", "<eos>", "<pad>")
+VOCAB = 1024
+#: Ids from here on are reserved special tokens, as real vocabularies have them.
+FIRST_RESERVED = VOCAB - 27
+
+#: Written with the keys that transformers 4 and 5 both read (``torch_dtype``, ``rope_theta``).
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": BOS,
+    "eos_token_id": EOS,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 256,
+    "initializer_range": 0.02,
+    "intermediate_size": 512,
+    "max_position_embeddings": 4096,
+    "max_window_layers": 4,
+    "model_type": "qwen3",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": PAD,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": VOCAB,
+}
+
+GENERATION_CONFIG: dict[str, Any] = {
+    "bos_token_id": BOS,
+    "do_sample": False,
+    "eos_token_id": EOS,
+    "pad_token_id": PAD,
+}
+
+CHAT_TEMPLATE = (
+    "{{ '<bos>' }}{% for message in messages %}"
+    "{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+
+
+def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of all parameters, as Qwen3ForCausalLM has them."""
+    hidden, inter, dim = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
+    q_size, kv_size = CONFIG["num_attention_heads"] * dim, CONFIG["num_key_value_heads"] * dim
+    yield "model.embed_tokens.weight", (VOCAB, hidden)
+    for index in range(CONFIG["num_hidden_layers"]):
+        layer = f"model.layers.{index}"
+        yield f"{layer}.input_layernorm.weight", (hidden,)
+        yield f"{layer}.self_attn.q_proj.weight", (q_size, hidden)
+        yield f"{layer}.self_attn.k_proj.weight", (kv_size, hidden)
+        yield f"{layer}.self_attn.v_proj.weight", (kv_size, hidden)
+        yield f"{layer}.self_attn.o_proj.weight", (hidden, q_size)
+        yield f"{layer}.self_attn.q_norm.weight", (dim,)
+        yield f"{layer}.self_attn.k_norm.weight", (dim,)
+        yield f"{layer}.post_attention_layernorm.weight", (hidden,)
+        yield f"{layer}.mlp.gate_proj.weight", (inter, hidden)
+        yield f"{layer}.mlp.up_proj.weight", (inter, hidden)
+        yield f"{layer}.mlp.down_proj.weight", (hidden, inter)
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (VOCAB, hidden)
+
+
+def _raw(seed: int, name: str, count: int) -> NDArray[np.uint64]:
+    """``count`` random 64-bit words; the stream of a PCG64 is fixed by its definition."""
+    import numpy as np
+
+    generator = np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(name.encode())]))
+    return np.asarray(generator.random_raw(count), dtype="<u8")
+
+
+def bell(seed: int, name: str, count: int) -> NDArray[np.float32]:
+    """``count`` values of mean 0 and variance 1, bell-shaped: sums of four 16-bit uniforms (Irwin-Hall),
+    exact.
+    """
+    import numpy as np
+
+    quarters = _raw(seed, name, count).view("<u2").reshape(count, 4).astype(np.int64)
+    centred = 2 * quarters.sum(axis=1) - 4 * 65535
+    # Each quarter has variance (65536² - 1) / 12, so `centred` has 4 * 4 * that.
+    scale = np.float32(1.0 / sqrt(16 * (65536**2 - 1) / 12))
+    return np.asarray(centred.astype(np.float32) * scale, dtype=np.float32)
+
+
+def weights(seed: int = SEED) -> dict[str, torch.Tensor]:
+    """All parameters in bfloat16; greedy output varies and the logits' deviation is about 2."""
+    import torch
+
+    tensors = {}
+    for name, shape in shapes():
+        count = shape[0] * (shape[1] if len(shape) == 2 else 1)
+        values = torch.from_numpy(bell(seed, name, count)).reshape(shape)
+        if len(shape) == 1:
+            values = 1.0 + 0.1 * values
+        elif name == "lm_head.weight":
+            values = values * (2.0 / sqrt(shape[1]))
+        elif name != "model.embed_tokens.weight":
+            values = values * (1.2 / sqrt(shape[1]))
+        tensors[name] = values.to(torch.bfloat16).contiguous()
+    return tensors
+
+
+def default_prompts(seed: int = SEED) -> tuple[tuple[int, ...], ...]:
+    """Ids of the default prompts: seeded, never special, no prompt the beginning of another."""
+    span = FIRST_RESERVED - len(SPECIAL)
+    return tuple(
+        tuple(len(SPECIAL) + int(word) % span for word in _raw(seed, f"prompt.{length}", length))
+        for length in PROMPT_LENGTHS
+    )
+
+
+def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Byte-level vocabulary (any text can be written) and its merges: letter pairs, then a space and a
+    letter.
+    """
+    from tokenizers.pre_tokenizers import ByteLevel  # type: ignore[import-untyped]
+
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    merges = [(first, second) for first in letters for second in letters]
+    merges += [("Ġ", letter) for letter in letters]
+    merges += [("Ġ", letter.upper()) for letter in letters]
+    merges += [("Ġ", str(digit)) for digit in range(10)]
+    tokens = [*SPECIAL, *sorted(ByteLevel.alphabet()), *(first + second for first, second in merges)]
+    assert len(tokens) == FIRST_RESERVED, len(tokens)
+    tokens += [f"<reserved_{index}>" for index in range(VOCAB - len(tokens))]
+    return {token: index for index, token in enumerate(tokens)}, merges
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json. Texts get no BOS; the chat template writes one."""
+    from tokenizers import (  # type: ignore[import-untyped]
+        AddedToken,
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+    )
+
+    vocab, merges = _vocabulary()
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [token for token, index in vocab.items() if index < len(SPECIAL) or index >= FIRST_RESERVED]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "add_bos_token": False,
+        "bos_token": SPECIAL[BOS],
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": SPECIAL[EOS],
+        "model_max_length": CONFIG["max_position_embeddings"],
+        "pad_token": SPECIAL[PAD],
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    write_json(folder / "tokenizer_config.json", settings)
+
+
+def build(folder: Path, say: Say, seed: int = SEED) -> None:
+    """Write the whole checkpoint into an existing empty ``folder``. Takes about a second, 8 MB."""
+    from safetensors.torch import save
+
+    write_json(folder / "config.json", CONFIG)
+    write_json(folder / "generation_config.json", GENERATION_CONFIG)
+    write_tokenizer(folder)
+    write_prompts(folder, [(ids, None) for ids in default_prompts(seed)])
+    say("computing the weights")
+    (folder / "model.safetensors").write_bytes(save(weights(seed), metadata={"format": "pt"}))

@@ -1,0 +1,144 @@
+"""The Ray cluster of one run: a given one is joined, otherwise a local one lives exactly as long as the run."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from align.errors import UserError
+from align.run import guardian
+
+#: Ray's smallest accepted object store; only plain data and small arrays travel through it.
+_OBJECT_STORE_BYTES = 100 << 20
+#: Unix socket paths end at 107 characters, and Ray appends about 60 to its directory.
+_MAX_TEMP_DIR = 45
+_GUARDIAN_SECONDS = 10.0
+
+
+#: prctl(2): orphaned descendants become children of this process.
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _adopt_orphans() -> None:
+    """Workers whose raylet has ended would otherwise stay as zombies where process 1 collects none (containers)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+class Cluster:
+    """Context manager around Ray. Everything started inside carries :attr:`run_id` in its environment.
+
+    Raises:
+        UserError: on entry, when the cluster that ``RAY_ADDRESS`` names cannot be joined or Ray does not start.
+    """
+
+    def __init__(self) -> None:
+        self.run_id = uuid.uuid4().hex
+        self.address = os.environ.get("RAY_ADDRESS", "")
+        self._guardian: subprocess.Popen[bytes] | None = None
+        self._temp_dir: str = ""
+
+    # ---------------------------------------------------------------------------------------------- enter, exit
+
+    def __enter__(self) -> Cluster:
+        self._temp_dir = tempfile.mkdtemp(prefix="align-")
+        if len(self._temp_dir) > _MAX_TEMP_DIR:
+            os.rmdir(self._temp_dir)
+            self._temp_dir = tempfile.mkdtemp(prefix="align-", dir="/tmp")
+        _adopt_orphans()
+        self._guardian = subprocess.Popen(
+            [sys.executable, "-S", str(Path(guardian.__file__)), self.run_id, str(os.getpid()), self._temp_dir],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _connect(self) -> None:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        import ray
+
+        # Ray's own start inherits this environment, so its processes carry the mark; a joined cluster's do not.
+        os.environ[guardian.MARK] = self.run_id
+        try:
+            common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+            if self.address:
+                ray.init(address=self.address, **common)
+            else:
+                ray.init(
+                    num_cpus=max(4, os.cpu_count() or 1),
+                    include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    _node_ip_address="127.0.0.1",
+                    _temp_dir=self._temp_dir,
+                    **common,
+                )
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+            what = f"the Ray cluster at RAY_ADDRESS={self.address}" if self.address else "a local Ray cluster"
+            hint = (
+                "check the address with 'ray status --address …', or unset RAY_ADDRESS to use a cluster of this run's own"
+                if self.address
+                else "free some memory and disk space in the temporary directory (TMPDIR), then run the command again"
+            )
+            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UserError(f"{what} could not be reached: {first_line}", hint) from error
+        finally:
+            os.environ.pop(guardian.MARK, None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End Ray and every process of the run. Safe to call twice."""
+        if "ray" in sys.modules:
+            import ray
+
+            with contextlib.suppress(Exception):  # whatever Ray leaves behind, the guardian ends
+                ray.shutdown()
+        watcher, self._guardian = self._guardian, None
+        if watcher is not None:
+            assert watcher.stdin is not None
+            watcher.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                watcher.wait(timeout=_GUARDIAN_SECONDS)
+            _reap()
+
+    # ---------------------------------------------------------------------------------------------------- actors
+
+    def actor(self, cls: type, python: Path, env: dict[str, str], *args: Any) -> Any:
+        """Start ``cls(*args)`` as an actor under another interpreter, on this machine.
+
+        Ray forwards few environment variables by itself, hence ``env`` is given to the actor whole.
+        """
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        options: dict[str, Any] = {
+            "num_cpus": 1,
+            "max_restarts": 0,
+            "runtime_env": {"py_executable": str(python), "env_vars": {**env, guardian.MARK: self.run_id}},
+            # The side's directory is read from here, so the actor must share this machine's files.
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
+        }
+        return ray.remote(cls).options(**options).remote(*args)

@@ -1,0 +1,77 @@
+"""The directory of one run: everything that is needed to understand and to repeat it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from align.errors import UserError
+
+
+def disk_error(error: OSError, path: Path) -> UserError:
+    """An error of the file system as a sentence with a remedy."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UserError(f"no space is left where {path} is written", "free disk space there, or choose --out elsewhere")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return UserError(f"{path} cannot be written: {error.strerror}", "choose a writable directory with --out")
+    return UserError(f"{path} cannot be written: {error.strerror or error}", "choose another directory with --out")
+
+
+class RunDirectory:
+    """``case.json``, ``run.json``, ``tokens.json``, and one directory per side.
+
+    Args:
+        path: a directory that does not exist yet or is empty; ``None`` makes one below ``runs``.
+        runs: where directories without a name of their own go.
+        label: part of a made name, such as the model.
+
+    Raises:
+        UserError: the directory holds something already, or cannot be made.
+    """
+
+    def __init__(self, path: Path | None, runs: Path, label: str) -> None:
+        made = path is None
+        if path is None:
+            stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+            path = runs / f"{stamp}-{label}"
+        self.path = path.absolute()
+        try:
+            self._make(unique=made)
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+
+    def _make(self, unique: bool) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        base, number = self.path, 1
+        while True:
+            try:
+                self.path.mkdir()
+                return
+            except FileExistsError:
+                if not unique:
+                    if self.path.is_dir() and not any(self.path.iterdir()):
+                        return
+                    raise UserError(
+                        f"{self.path} is not an empty directory",
+                        "choose another --out, or remove it: results of two runs are never mixed",
+                    ) from None
+                number += 1
+                self.path = base.with_name(f"{base.name}-{number}")
+
+    def write(self, name: str, text: str) -> Path:
+        """Write a file whole or not at all."""
+        target = self.path / name
+        temporary = target.with_name(target.name + ".tmp")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, target)
+        except OSError as error:
+            raise disk_error(error, target) from error
+        return target
+
+    def write_json(self, name: str, value: Any) -> Path:
+        return self.write(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,76 @@
+"""A small process that outlives the driver and ends what the driver started.
+
+Run as ``python guardian.py RUN_ID DRIVER_PID TEMP_DIR``. Its standard input is a pipe whose other end only the driver
+holds, so end-of-file means that the driver is done, or dead, however it died. Then every process whose environment
+carries the run's mark is asked to stop, and killed :data:`GRACE_SECONDS` later; last, the temporary directory goes.
+
+Only the standard library is used and nothing of this project is imported: it must start fast and work when all else is
+broken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+
+#: Environment variable that marks every process of a run.
+MARK = "ALIGN_RUN_ID"
+#: Between asking and killing. With the driver dead, all its processes are gone GRACE_SECONDS + 2 seconds later.
+GRACE_SECONDS = 3.0
+_SWEEPS_AFTER_KILL = 20
+_POLL_SECONDS = 0.1
+
+
+def marked(run_id: str, but: frozenset[int] = frozenset()) -> list[int]:
+    """Processes of this machine whose environment at start carried the mark of ``run_id``; zombies are not counted."""
+    wanted = f"{MARK}={run_id}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) in but:
+            continue
+        # A process may end while it is looked at, and others' processes may not be read.
+        with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as environ:
+            if wanted in environ.read().split(b"\0"):
+                found.append(int(name))
+    return found
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def sweep(run_id: str, but: frozenset[int] = frozenset(), grace: float = GRACE_SECONDS) -> list[int]:
+    """End all processes of a run; returns those that even SIGKILL did not end."""
+    _signal(marked(run_id, but), signal.SIGTERM)
+    deadline = time.monotonic() + grace
+    while time.monotonic() < deadline and marked(run_id, but):
+        time.sleep(_POLL_SECONDS)
+    left = marked(run_id, but)
+    for _ in range(_SWEEPS_AFTER_KILL):
+        if not left:
+            break
+        _signal(left, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS)
+        left = marked(run_id, but)
+    return left
+
+
+def main() -> int:
+    run_id, driver, temp_dir = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    # Ctrl-C in a terminal reaches the whole foreground group; this process must stay to clean up.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    left = sweep(run_id, but=frozenset({os.getpid(), driver}))
+    shutil.rmtree(temp_dir, ignore_errors=True)
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

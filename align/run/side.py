@@ -1,0 +1,226 @@
+"""One side of a comparison, seen from the driver: its actor, its directory, and the watch over it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from adapters import probe
+from adapters.base import EngineSpec, Observation, Request, RunResult
+from adapters.host import EngineHost, Failure, Launched
+from align.errors import SideError
+from align.run import guardian
+from align.run.cluster import Cluster
+from envs.profiles import Interpreter
+
+_POLL_SECONDS = 0.2
+_LOG_LINES = 12
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of the watchdog, in seconds.
+
+    Attributes:
+        launch: from the actor's start until the engine takes requests.
+        step: longest time without a new engine step while generating.
+        close: for a polite end; afterwards the side is killed.
+    """
+
+    launch: float = 600.0
+    step: float = 180.0
+    close: float = 15.0
+
+
+class Aborted(Exception):
+    """The other side failed, so this one stopped waiting."""
+
+
+class Side:
+    """An engine in its actor.
+
+    Args:
+        role: ``candidate`` or ``reference``.
+        on_progress: called with ``(stage, detail)`` whenever either changes.
+        abort: set by whoever wants all waiting to stop.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        role: str,
+        interpreter: Interpreter,
+        directory: Path,
+        limits: Limits,
+        on_progress: Callable[[str, str], None],
+        abort: threading.Event,
+    ) -> None:
+        self.role, self.engine = role, interpreter.engine
+        self.directory, self.limits = directory, limits
+        self._cluster, self._interpreter = cluster, interpreter
+        self._on_progress, self._abort = on_progress, abort
+        self._actor: Any = None
+        self.launched: Launched | None = None
+        directory.mkdir(parents=True)
+
+    # ------------------------------------------------------------------------------------------------- operations
+
+    def launch(self, spec: EngineSpec) -> Launched:
+        """Start the actor and build the engine."""
+        env = {
+            **self._interpreter.env,
+            "PYTHONPATH": os.pathsep.join([*self._interpreter.pythonpath, str(probe.PATH)]),
+            "ALIGN_PROBE_DIR": str(self.directory),
+        }
+        self._actor = self._cluster.actor(
+            EngineHost, self._interpreter.python, env, self.engine, str(self.directory)
+        )
+        deadline = time.monotonic() + self.limits.launch
+        launched: Launched = self._call(
+            "launch", (spec,), lambda: time.monotonic() > deadline, f"did not start within {self.limits.launch:.0f} s"
+        )
+        self.launched = launched
+        return launched
+
+    def observe(self) -> list[Observation]:
+        deadline = time.monotonic() + self.limits.step
+        seen: list[Observation] = self._call(
+            "observe", (), lambda: time.monotonic() > deadline, "did not answer what it observes"
+        )
+        return seen
+
+    def generate(self, requests: Sequence[Request], top_k: int) -> RunResult:
+        return self._run("generate", requests, top_k)
+
+    def replay(self, requests: Sequence[Request], top_k: int) -> RunResult:
+        return self._run("replay", requests, top_k)
+
+    def _run(self, method: str, requests: Sequence[Request], top_k: int) -> RunResult:
+        log = _Growth(self.directory)
+        result: RunResult = self._call(
+            method,
+            (tuple(requests), top_k),
+            lambda: log.idle_seconds() > self.limits.step,
+            f"made no step for {self.limits.step:.0f} s while it was to {method}",
+            detail=log.text,
+        )
+        return result
+
+    def close(self) -> None:
+        """End the engine politely; whatever remains is killed."""
+        if self._actor is None:
+            return
+        deadline = time.monotonic() + self.limits.close
+        try:
+            self._abort.clear()
+            self._call("close", (), lambda: time.monotonic() > deadline, "did not close")
+        except SideError:
+            self.kill()
+        self._actor = None
+
+    def kill(self) -> None:
+        """End every process of this side at once: the actor, and what its engine started."""
+        pids = [] if self.launched is None else [self.launched.pid, *self.launched.workers]
+        for pid in pids:
+            if pid in guardian.marked(self._cluster.run_id):
+                os.kill(pid, signal.SIGKILL)
+
+    # ---------------------------------------------------------------------------------------------------- waiting
+
+    def _call(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        expired: Callable[[], bool],
+        complaint: str,
+        detail: Callable[[], str] | None = None,
+    ) -> Any:
+        import ray
+
+        reference = getattr(self._actor, method).remote(*args)
+        while True:
+            try:
+                ready, _ = ray.wait([reference], timeout=_POLL_SECONDS)
+                if ready:
+                    answer = ray.get(reference)
+                    break
+            except ray.exceptions.RayError as error:
+                raise self._failed(f"died during {method}: {_reason(error)}") from error
+            self._report(detail)
+            if self._abort.is_set():
+                raise Aborted
+            dead = self._dead_worker()
+            if dead is not None:
+                self.kill()
+                raise self._failed(f"lost its worker process {dead} during {method}")
+            if expired():
+                self.kill()
+                raise self._failed(complaint)
+        self._report(detail)
+        if isinstance(answer, Failure):
+            raise self._failed(f"failed to {method}: {answer.kind}: {answer.message.strip()}")
+        return answer
+
+    def _dead_worker(self) -> int | None:
+        """A worker that is gone although the actor lives: some engines then wait for ever."""
+        if self.launched is not None:
+            for pid in self.launched.workers:
+                if not Path(f"/proc/{pid}").exists():
+                    return pid
+        return None
+
+    def _report(self, detail: Callable[[], str] | None) -> None:
+        try:
+            progress = json.loads((self.directory / "progress.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            self._on_progress("start", "interpreter")
+            return
+        self._on_progress(progress["stage"], detail() if detail is not None else progress["detail"])
+
+    def _failed(self, what: str) -> SideError:
+        log = self.directory / "engine.log"
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+        return SideError(
+            self.role,
+            f"the {self.role} ({self.engine}) {what}",
+            f"read its log, {log}; then run the same command again",
+            tuple(line for line in lines if line.strip())[-_LOG_LINES:],
+        )
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    if "SIGKILL" in text or "ActorDied" in type(error).__name__:
+        return "its process was killed or crashed"
+    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
+
+
+class _Growth:
+    """Whether the engine's step log grows, and how far it is."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "steps-rank0.jsonl"
+        self._size = self._path.stat().st_size if self._path.exists() else 0
+        self._since = time.monotonic()
+        self._steps = 0
+
+    def idle_seconds(self) -> float:
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size != self._size:
+            with self._path.open("rb") as log:
+                log.seek(self._size)
+                self._steps += log.read(size - self._size).count(b'"event": "step"')
+            self._size, self._since = size, time.monotonic()
+        return time.monotonic() - self._since
+
+    def text(self) -> str:
+        self.idle_seconds()
+        return f"step {self._steps}"

@@ -1,0 +1,1 @@
+"""How each interpreter is built and recognised: locks, the builder and the device profiles."""

@@ -1,0 +1,59 @@
+"""The noise policy: units in the last place, floor and cap."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from align.compare.noise import NoisePolicy, ulp
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(magnitude=st.floats(0.01, 1000.0))
+def test_ulp_is_the_distance_to_the_next_value(dtype: str, magnitude: float) -> None:
+    # The value of the dtype at or below the magnitude, and its neighbour through the bit pattern.
+    value = torch.tensor(magnitude, dtype=torch.float64).to(DTYPES[dtype])
+    integer = {2: torch.int16, 4: torch.int32}[value.element_size()]
+    if value.double() > magnitude:
+        value = (value.view(integer) - 1).view(DTYPES[dtype])
+    above = (value.view(integer) + 1).view(DTYPES[dtype])
+    assert ulp(magnitude, dtype) == (above.double() - value.double()).item()
+
+
+@pytest.mark.parametrize("magnitude", [0.0, -1.0, float("nan"), float("inf")])
+def test_ulp_needs_a_magnitude(magnitude: float) -> None:
+    with pytest.raises(ValueError, match="positive and finite"):
+        ulp(magnitude, "bfloat16")
+
+
+def test_hand_computed_policies() -> None:
+    # bfloat16 has 8 significand bits: between 4 and 8 the ulp is 2**(2-7).
+    assert NoisePolicy.for_dtype("bfloat16", 4) == NoisePolicy(floor=0.0625, cap=0.375)
+    assert NoisePolicy.for_dtype("float16", 4) == NoisePolicy(floor=0.0625 / 8, cap=0.375 / 8)
+    assert NoisePolicy.for_dtype("bfloat16", 16, logit_magnitude=16.0) == NoisePolicy(floor=0.25, cap=3.0)
+
+
+def test_unknown_dtype_and_layers_are_refused() -> None:
+    with pytest.raises(ValueError, match="valid: bfloat16, float16, float32"):
+        NoisePolicy.for_dtype("int8")
+    with pytest.raises(ValueError, match="at least 1"):
+        NoisePolicy.for_dtype("bfloat16", 0)
+
+
+@pytest.mark.parametrize(("floor", "cap"), [(0.2, 0.1), (-0.1, 0.1), (0.1, float("inf")), (float("nan"), 1.0)])
+def test_inconsistent_thresholds_are_refused(floor: float, cap: float) -> None:
+    with pytest.raises(ValueError, match="floor <= cap"):
+        NoisePolicy(floor, cap)
+
+
+@given(measured=st.floats(0.0, 10.0))
+def test_tolerance_stays_between_floor_and_cap(measured: float) -> None:
+    policy = NoisePolicy(floor=0.1, cap=0.5)
+    tolerance = policy.tolerance(measured)
+    assert policy.floor <= tolerance <= policy.cap
+    if measured > policy.cap:
+        assert tolerance == policy.floor

@@ -1,0 +1,110 @@
+"""The Makefile passes what the user typed, and nothing the user did not type."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+
+import pytest
+
+from envs.home import REPOSITORY
+
+VARIABLES = "MODEL PROMPTS CASE DEVICE DTYPE TP DP EP MAX_NEW LADDER OUT ARGS MAKEFLAGS MFLAGS".split()
+
+
+def _make(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    return subprocess.run(
+        ["make", "-n", "--no-print-directory", *arguments],
+        cwd=REPOSITORY,
+        env={**clean, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def _run_arguments(*arguments: str, **env: str) -> list[str]:
+    """What ``align`` would get, as the shell splits it."""
+    done = _make("align", *arguments, **env)
+    assert done.returncode == 0, done.stderr
+    words = shlex.split(done.stdout)
+    return words[words.index("run") + 1 :]
+
+
+def test_nothing_given_nothing_passed() -> None:
+    assert _run_arguments() == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "qwen3",
+        "a b",
+        "it's",
+        'say "hi"',
+        "$HOME/x",
+        "`id`",
+        "a;b&c|d",
+        "back\\slash",
+        "a,b",
+        "(x)",
+        "-x",
+        "ü*?",
+    ],
+)
+def test_value_arrives_as_typed(value: str) -> None:
+    assert _run_arguments(f"MODEL={value}") == [f"--model={value}"]
+    assert _run_arguments(MODEL=value) == [f"--model={value}"]
+
+
+def test_every_variable_has_its_option() -> None:
+    given = {
+        "MODEL": "m",
+        "PROMPTS": "p.jsonl",
+        "CASE": "c.json",
+        "DEVICE": "simnpu",
+        "DTYPE": "float16",
+        "TP": "2",
+        "DP": "1",
+        "EP": "1",
+        "MAX_NEW": "8",
+        "LADDER": "tp",
+        "OUT": "o",
+    }
+    passed = _run_arguments(*(f"{name}={value}" for name, value in given.items()))
+    names = {name: name.lower() for name in given} | {"MAX_NEW": "max-new-tokens"}
+    assert sorted(passed) == sorted(f"--{names[name]}={value}" for name, value in given.items())
+
+
+def test_empty_counts_on_the_command_line_alone() -> None:
+    assert _run_arguments("MODEL=") == ["--model="]
+    assert _run_arguments(MODEL="") == []
+
+
+def test_args_are_appended_as_they_are() -> None:
+    assert _run_arguments("MODEL=m", "ARGS=--debug --x 'a b'") == ["--model=m", "--debug", "--x", "a b"]
+
+
+def test_line_break_is_refused() -> None:
+    done = _make("align", "MODEL=a\nb")
+    assert done.returncode == 2
+    assert "a value contains a line break" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("device", "built"), [("", "all"), ("simnpu", "all"), ("ascend", "driver"), ("nope", "driver")]
+)
+def test_engines_are_built_for_the_simulated_device_alone(device: str, built: str) -> None:
+    words = shlex.split(
+        _make("align", *([f"DEVICE={device}"] if device else [])).stdout.replace("$(", " ").replace(")", " ")
+    )
+    assert f"envs.bootstrap {built} --print-python" in " ".join(words)
+
+
+def test_help_is_the_default_and_explains_the_exit_code() -> None:
+    done = subprocess.run(["make", "-s"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "make align MODEL=qwen3" in done.stdout
+    assert "make turns every answer but 0 into 2" in done.stdout
