@@ -29,10 +29,10 @@ OPTIONS = $(strip \
   $(call option,DP,--dp) \
   $(call option,EP,--ep) \
   $(call option,MAX_NEW,--max-new-tokens) \
-  $(call option,LADDER,--ladder) \
   $(call option,OUT,--out))
 
-BOOTSTRAP = $(call q,$(PYTHON)) -m envs.bootstrap
+NO_PYTHON = there is no $(PYTHON): install Python 3.11 or name one: PYTHON=/path/to/python3.11 make env
+BOOTSTRAP = $(if $(shell command -v $(call q,$(PYTHON))),,$(error $(NO_PYTHON)))$(call q,$(PYTHON)) -m envs.bootstrap
 # The engines' environments are needed on the simulated device alone.
 ENVIRONMENTS = $(if $(filter-out simnpu,$(value DEVICE)),driver,all)
 # Runs the driver's interpreter on this checkout; -P: the current directory is not searched for modules.

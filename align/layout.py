@@ -32,9 +32,7 @@ class Layout:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}; valid: 1, 2, 4, …")
         if self.ep not in (1, self.world):
             valid = "1" if self.world == 1 else f"1 or {self.world}"
-            raise ValueError(
-                f"ep must be 1 or tp*dp, got ep={self.ep} with tp={self.tp} dp={self.dp}; valid: {valid}"
-            )
+            raise ValueError(f"ep must be 1 or tp*dp, got ep={self.ep} with tp={self.tp} dp={self.dp}; valid: {valid}")
 
     @property
     def world(self) -> int:

@@ -3,11 +3,9 @@
 It runs with the system's Python and the standard library alone, because it creates everything else.
 """
 
-from __future__ import annotations
-
 import sys
 
-# Before any import that an older interpreter could not even parse.
+# First of all, and in syntax that older interpreters parse: the other modules need 3.11.
 if not (3, 11) <= sys.version_info[:2] < (3, 12):
     sys.stderr.write(
         "align: Python 3.11 is needed, and {} is {}.{}: the engines' packages are published for 3.11\n"
@@ -50,9 +48,7 @@ class Screen:
                 sys.stderr.flush()
 
 
-def build(
-    builder: Builder, names: Sequence[str], screen: Screen, rebuild: bool = False
-) -> dict[str, Environment]:
+def build(builder: Builder, names: Sequence[str], screen: Screen, rebuild: bool = False) -> dict[str, Environment]:
     """Return the finished environments ``names``; the driver is built first, the engines side by side.
 
     Raises:
@@ -63,6 +59,7 @@ def build(
     if not missing:
         return done
     start = time.monotonic()
+    make_directory(builder.home)
     builder.check_space(missing)
     screen.say("align", f"building {', '.join(missing)} in {builder.home} (once; later runs start at once)")
 
@@ -133,15 +130,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="envs.bootstrap", description="Build the environments that align and its engines run in."
     )
-    parser.add_argument(
-        "what", choices=[*NAMES, "all", "clean"], help="environment to build, or clean: remove them"
-    )
-    parser.add_argument(
-        "--print-python", action="store_true", help="print its interpreter (all: the driver's)"
-    )
-    parser.add_argument(
-        "--print-launcher", action="store_true", help="print the path of this checkout's align command"
-    )
+    parser.add_argument("what", choices=[*NAMES, "all", "clean"], help="environment to build, or clean: remove them")
+    parser.add_argument("--print-python", action="store_true", help="print its interpreter (all: the driver's)")
+    parser.add_argument("--print-launcher", action="store_true", help="print the path of this checkout's align command")
     parser.add_argument("--rebuild", action="store_true", help="build even if it is finished")
     parser.add_argument("--quiet", action="store_true", help="print errors alone")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -172,9 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"align: {error}\n")
         return error.exit_code
     except KeyboardInterrupt:
-        sys.stderr.write(
-            "align: interrupted; the unfinished environment is built anew next time\n→ make env\n"
-        )
+        sys.stderr.write("align: interrupted; the unfinished environment is built anew next time\n→ make env\n")
         return 130
     return 0
 

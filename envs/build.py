@@ -1,7 +1,7 @@
 """Building virtual environments so that a killed build is never taken for a finished one.
 
-An environment is built at its final path (scripts of a virtual environment contain it) while a lock file is held, and
-its marker file is written last. No marker: not finished, and the next build starts it anew.
+An environment is built at its final path (its scripts contain it) while a lock file is held, and its marker
+file is written last. No marker: not finished, and the next build starts it anew.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ _PIP = (
     "import ctypes, runpy, sys; ctypes.CDLL(None).prctl(1, 15); "
     "sys.argv[0] = 'pip'; runpy.run_module('pip', run_name='__main__', alter_sys=True)"
 )
-# Settings of the user's pip that would put packages elsewhere; where it finds them (index, proxy) stays the user's.
-_UNWANTED = (
-    "PYTHONPATH PYTHONHOME PYTHONSTARTUP PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER PIP_CONSTRAINT PIP_REQUIREMENT "
-    "PIP_NO_BINARY PIP_ONLY_BINARY PIP_REQUIRE_VIRTUALENV PIP_PYTHON PIP_DRY_RUN PIP_QUIET PIP_LOG VIRTUAL_ENV"
-).split()
+# Settings that would put packages elsewhere; where pip finds them (index, proxy) stays the user's.
+_UNWANTED = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV"}) | {
+    f"PIP_{option}"
+    for option in (
+        *("TARGET", "PREFIX", "ROOT", "USER", "CONSTRAINT", "REQUIREMENT", "NO_BINARY", "ONLY_BINARY"),
+        *("REQUIRE_VIRTUALENV", "PYTHON", "DRY_RUN", "QUIET", "LOG"),
+    )
+}
 _FULL_DISK = ("No space left on device", "Errno 28", "Disk quota exceeded")
 _NO_PACKAGE = (
     "No matching distribution",
@@ -187,13 +190,7 @@ class Builder:
         if not found.path.exists():
             return
         marker = found.path / MARKER
-        why = (
-            "rebuild asked for"
-            if rebuild
-            else "its interpreter is gone"
-            if marker.exists()
-            else "left unfinished"
-        )
+        why = "rebuild asked for" if rebuild else "its interpreter is gone" if marker.exists() else "left unfinished"
         say(f"removing what is at {found.path}: {why}")
         # The marker goes first: a removal that is killed half-way must not look finished.
         marker.unlink(missing_ok=True)
@@ -246,14 +243,10 @@ class _Build:
         self._require_venv()
         total = len(self.lock.steps) + 2
         # -I: neither the user's PYTHONPATH nor the current directory may leak into what is built.
-        self._stage(
-            1, total, "virtual environment", [sys.executable, "-I", "-m", "venv", str(self.target.path)]
-        )
+        self._stage(1, total, "virtual environment", [sys.executable, "-I", "-m", "venv", str(self.target.path)])
         for number, step in enumerate(self.lock.steps, start=2):
             self._install(number, total, step)
-        check = "import importlib\n" + "".join(
-            f"importlib.import_module({name!r})\n" for name in self.lock.imports
-        )
+        check = "import importlib\n" + "".join(f"importlib.import_module({name!r})\n" for name in self.lock.imports)
         self._stage(total, total, "import check", [str(self.target.python), "-I", "-c", check])
         elapsed = time.monotonic() - start
         marker = {
@@ -274,8 +267,8 @@ class _Build:
         if missing:
             package = "python{}.{}-venv".format(*sys.version_info[:2])
             raise EnvError(
-                f"{sys.executable} cannot create virtual environments: it has no module {' and '.join(missing)}",
-                f"install it (Debian: apt-get install {package}) or name another interpreter: PYTHON=/path make env",
+                f"{sys.executable} cannot create environments: it has no module {' and '.join(missing)}",
+                f"install it (Debian: apt-get install {package}) or name another: PYTHON=/path make env",
             )
 
     def _install(self, number: int, total: int, step: Step) -> None:
@@ -302,15 +295,13 @@ class _Build:
         cuda = re.search(r"^cuda\b.*=\s*(.+)$", found, re.MULTILINE)
         if self.lock.torch_build == "cpu" and cuda and cuda.group(1).strip() != "None":
             raise EnvError(
-                f"pip chose a CUDA build of torch ({cuda.group(1).strip()}) for the {self.lock.name} environment, "
-                "and a CPU build is needed",
-                "point pip at PyTorch's index of CPU wheels (PIP_EXTRA_INDEX_URL=…) or at a directory that holds "
-                "the wheel (PIP_FIND_LINKS=/path), then: make env",
+                f"pip chose a CUDA build of torch ({cuda.group(1).strip()}) for the {self.lock.name} "
+                "environment, and a CPU build is needed",
+                "point pip at PyTorch's index of CPU wheels (PIP_EXTRA_INDEX_URL=…) or at a directory that "
+                "holds the wheel (PIP_FIND_LINKS=/path), then: make env",
             )
 
-    def _stage(
-        self, number: int, total: int, name: str, argv: Sequence[str], step: Step | None = None
-    ) -> None:
+    def _stage(self, number: int, total: int, name: str, argv: Sequence[str], step: Step | None = None) -> None:
         label = f"{number}/{total} {name}"
         self.say(label)
         start = time.monotonic()
@@ -331,9 +322,7 @@ class _Build:
         text = "\n".join(outcome.tail)
         what = f"cannot build the {self.lock.name} environment: step {label} failed"
         if any(sign in text for sign in _FULL_DISK):
-            return EnvError(
-                f"{what}: the disk is full ({self.target.path} or the temporary directory)", SPACE_HINT
-            )
+            return EnvError(f"{what}: the disk is full ({self.target.path} or the temporary directory)", SPACE_HINT)
         errors = [line for line in outcome.tail if "error" in line.lower()] or list(outcome.tail)
         reason = errors[-1].strip() if errors else f"exit code {outcome.code}"
         retry = f"{'PYTHON=' + sys.executable + ' ' if os.environ.get('PYTHON') else ''}make env"
@@ -349,5 +338,5 @@ def environment(name: str) -> Environment:
 
 
 def ensure(name: str, progress: Progress | None = None) -> Environment:
-    """Return the finished environment ``name``, building it first where necessary; see :meth:`Builder.ensure`."""
+    """Return the finished environment ``name``, built first where necessary; see :meth:`Builder.ensure`."""
     return Builder().ensure(name, progress)

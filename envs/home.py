@@ -20,9 +20,7 @@ from envs.errors import EnvError
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 WRITABLE_HINT = "name a writable directory with about 7 GB of space: ALIGN_HOME=/path make env"
-SPACE_HINT = (
-    "free some space or use another disk: ALIGN_HOME=/path make env (`make clean-env` removes what is built)"
-)
+SPACE_HINT = "free some space or use another disk: ALIGN_HOME=/path make env (`make clean-env` removes what is built)"
 
 
 def align_home() -> Path:

@@ -30,8 +30,8 @@ class Step:
         name: shown to the user.
         packages: ``name==version`` each.
         env: environment variables for this step only.
-        platforms: machine (``x86_64``) to pip platform tags, for wheels whose tag does not fit their pure content;
-            empty for an ordinary installation.
+        platforms: machine (``x86_64``) to pip platform tags, for wheels whose tag does not fit
+            their pure content; empty for an ordinary installation.
         from_source: build from the source distribution in this environment (no build isolation).
         remove: paths below ``site-packages`` deleted afterwards.
     """
@@ -56,9 +56,7 @@ class Step:
         if self.platforms:
             if machine not in self.platforms:
                 known = ", ".join(sorted(self.platforms))
-                raise EnvError(
-                    f"no {self.name} package fits this machine ({machine})", f"use one of: {known}"
-                )
+                raise EnvError(f"no {self.name} package fits this machine ({machine})", f"use one of: {known}")
             arguments += ["--target", str(site_packages), "--upgrade", "--only-binary=:all:"]
             arguments += ["--python-version", "{}.{}".format(*sys.version_info[:2])]
             for tag in self.platforms[machine]:
@@ -87,7 +85,7 @@ class Lock:
     digest: str
 
     def key(self, python_version: str | None = None, machine: str | None = None) -> str:
-        """Return the key of the environment: lock, exact Python version, machine and build of torch (hexadecimal)."""
+        """Return the key (hexadecimal): lock, exact Python version, machine and build of torch."""
         parts = (
             BUILDER_FORMAT,
             self.digest,
@@ -144,6 +142,4 @@ def load(name: str, directory: Path = LOCKS) -> Lock:
             digest=hashlib.sha256(raw).hexdigest(),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise EnvError(
-            f"the lock {path} is damaged: {error}", f"restore it: git checkout -- {path}"
-        ) from error
+        raise EnvError(f"the lock {path} is damaged: {error}", f"restore it: git checkout -- {path}") from error

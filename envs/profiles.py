@@ -59,7 +59,7 @@ _SIMNPU_BY_ENGINE = {
 _PACKAGES = {"lmdeploy": ("lmdeploy", "dlinfer-ascend"), "vllm": ("vllm", "vllm-ascend")}
 _MODULES = {"lmdeploy": ("lmdeploy", "dlinfer"), "vllm": ("vllm", "vllm_ascend")}
 
-# Runs in the foreign interpreter and prints one line of JSON; Python 3.6 syntax, so that an old one can answer.
+# Runs in the foreign interpreter and prints one line of JSON; in old syntax, so that an old one can answer.
 _EXAMINATION = """
 import importlib, json, sys
 answer = {"python": list(sys.version_info[:3]), "errors": {}, "versions": {}, "device": False}
@@ -128,7 +128,7 @@ class Profile:
 
 
 def resolve(device: str, engine: str, progress: Progress | None = None) -> Interpreter:
-    """Return the interpreter of ``engine`` on ``device``; on ``simnpu`` build its environment first if necessary.
+    """Return the interpreter of ``engine`` on ``device``; on ``simnpu`` it is built if necessary.
 
     Args:
         device: ``simnpu`` or ``ascend``.
@@ -150,9 +150,7 @@ def resolve(device: str, engine: str, progress: Progress | None = None) -> Inter
 
 
 def _devices_hint() -> str:
-    works = [
-        f"{profile.name} ({profile.summary})" for profile in PROFILES.values() if profile.find is not None
-    ]
+    works = [f"{profile.name} ({profile.summary})" for profile in PROFILES.values() if profile.find is not None]
     return f"devices that work: {', '.join(works)}; for example: make align DEVICE=simnpu"
 
 

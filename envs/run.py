@@ -41,7 +41,7 @@ class Runner(Protocol):
     def __call__(
         self, argv: Sequence[str], *, env: Mapping[str, str], log: Path, beat: Beat, keep_fds: tuple[int, ...]
     ) -> Outcome:
-        """Run ``argv``; the descriptors ``keep_fds`` stay open in it, so that a lock outlives a killed builder."""
+        """Run ``argv`` with the descriptors ``keep_fds`` open, so that a lock outlives a killed builder."""
         ...
 
 
@@ -50,9 +50,7 @@ def is_noise(line: str) -> bool:
     return not line.strip() or line.startswith(_NOISE)
 
 
-def run(
-    argv: Sequence[str], *, env: Mapping[str, str], log: Path, beat: Beat, keep_fds: tuple[int, ...]
-) -> Outcome:
+def run(argv: Sequence[str], *, env: Mapping[str, str], log: Path, beat: Beat, keep_fds: tuple[int, ...]) -> Outcome:
     """Run ``argv``, append all it prints to ``log`` and call ``beat`` every :data:`HEARTBEAT_S` seconds."""
     start = time.monotonic()
     tail: deque[str] = deque(maxlen=_TAIL_LINES)

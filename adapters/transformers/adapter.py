@@ -57,9 +57,7 @@ class TransformersAdapter(Adapter):
         if spec.dtype not in DTYPES:
             raise ValueError(f"transformers cannot run dtype {spec.dtype!r}; valid: {', '.join(DTYPES)}")
         if (spec.tp, spec.dp, spec.ep) != (1, 1, 1):
-            raise ValueError(
-                f"transformers runs on one rank, got tp={spec.tp} dp={spec.dp} ep={spec.ep}; use 1 1 1"
-            )
+            raise ValueError(f"transformers runs on one rank, got tp={spec.tp} dp={spec.dp} ep={spec.ep}; use 1 1 1")
         unknown = sorted(set(spec.options) - {"threads"})
         if unknown:
             raise ValueError(f"transformers has no option {', '.join(unknown)}; valid: threads")
@@ -98,9 +96,7 @@ class TransformersAdapter(Adapter):
             Observation("vocab_size", self._vocab_size, "model.config.vocab_size"),
             Observation("max_model_len", self._max_positions, "model.config.max_position_embeddings"),
             Observation("num_layers", int(config.num_hidden_layers), "model.config.num_hidden_layers"),
-            Observation(
-                "tie_word_embeddings", bool(config.tie_word_embeddings), "model.config.tie_word_embeddings"
-            ),
+            Observation("tie_word_embeddings", bool(config.tie_word_embeddings), "model.config.tie_word_embeddings"),
             Observation("threads", torch.get_num_threads(), "torch.get_num_threads()"),
             Observation("block_size", None, "", "the KV cache is not paged"),
         )
@@ -117,9 +113,7 @@ class TransformersAdapter(Adapter):
         for request in requests:
             if request.forced is None or len(request.forced) != request.max_new_tokens:
                 given = "none" if request.forced is None else len(request.forced)
-                raise ValueError(
-                    f"request {request.name} needs {request.max_new_tokens} forced ids, got {given}"
-                )
+                raise ValueError(f"request {request.name} needs {request.max_new_tokens} forced ids, got {given}")
         return self._run(requests, top_k)
 
     def close(self) -> None:

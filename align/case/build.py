@@ -44,10 +44,7 @@ def new_case(
         UserError: prompts or settings that this model cannot run.
     """
     layout = layout or Layout()
-    if prompts_file is None:
-        prompts = default_prompts(info)
-    else:
-        prompts = encode_prompts(load_prompts(prompts_file), info)
+    prompts = encode_prompts(load_prompts(prompts_file), info) if prompts_file else default_prompts(info)
     requests = [
         {
             "name": prompt.name,

@@ -90,9 +90,7 @@ def load_prompts(file: Path) -> tuple[Prompt, ...]:
             hint = 'write one JSON object a line, e.g. {"text": "Hello"}'
             raise UserError(f"{where}: not JSON: {error}", hint) from None
     if not prompts:
-        raise UserError(
-            f"PROMPTS file {file} holds no prompt", 'write one JSON object a line, e.g. {"text": "Hello"}'
-        )
+        raise UserError(f"PROMPTS file {file} holds no prompt", 'write one JSON object a line, e.g. {"text": "Hello"}')
     return tuple(prompts)
 
 
@@ -106,9 +104,7 @@ def encode_prompts(prompts: Sequence[Prompt], info: ModelInfo) -> tuple[EncodedP
     """
     needs_tokenizer = any(prompt.token_ids is None for prompt in prompts)
     tokenizer = PromptTokenizer(info.path) if needs_tokenizer else None
-    return tuple(
-        _encode(prompt, prompt.name or f"r{index}", info, tokenizer) for index, prompt in enumerate(prompts)
-    )
+    return tuple(_encode(prompt, prompt.name or f"r{index}", info, tokenizer) for index, prompt in enumerate(prompts))
 
 
 def _encode(prompt: Prompt, name: str, info: ModelInfo, tokenizer: PromptTokenizer | None) -> EncodedPrompt:
@@ -162,9 +158,7 @@ def default_prompts(info: ModelInfo) -> tuple[EncodedPrompt, ...]:
     try:
         prompts = cut_to_lengths(lambda text: tokenizer.encode_text(text, "default").token_ids)
     except ValueError as error:
-        raise UserError(
-            f"default prompts for {info.name}: {error}", "give token_ids in PROMPTS=file.jsonl"
-        ) from None
+        raise UserError(f"default prompts for {info.name}: {error}", "give token_ids in PROMPTS=file.jsonl") from None
     return tuple(
         EncodedPrompt(f"r{index}", ids, "default", rendered=tokenizer.decode(ids))
         for index, ids in enumerate(prompts.values())

@@ -115,9 +115,7 @@ class Case(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Case:
-        twice = [
-            name for name, count in Counter(request.name for request in self.requests).items() if count > 1
-        ]
+        twice = [name for name, count in Counter(request.name for request in self.requests).items() if count > 1]
         if twice:
             raise ValueError(f"request names must differ, {', '.join(twice)} appears more than once")
         for request in self.requests:
@@ -185,9 +183,7 @@ class Case(Strict):
                 "set ignore_eos to true, or add eos_token_id to generation_config.json",
             )
         for request in self.requests:
-            wrong = next(
-                (index for index, token in enumerate(request.token_ids) if token >= info.vocab_size), None
-            )
+            wrong = next((index for index, token in enumerate(request.token_ids) if token >= info.vocab_size), None)
             if wrong is not None:
                 raise UserError(
                     f"request {request.name}: token_ids[{wrong}] is {request.token_ids[wrong]}, outside the "
@@ -208,9 +204,7 @@ class Case(Strict):
         """The file's content."""
         body = self.model_dump(mode="json")
         rows = body.pop("requests")
-        lines = [
-            f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}," for key, value in body.items()
-        ]
+        lines = [f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}," for key, value in body.items()]
         written = [json.dumps(_without_defaults(row), ensure_ascii=False) for row in rows]
         requests = ",\n".join(f"    {row}" for row in written)
         return "{\n" + "\n".join(lines) + '\n  "requests": [\n' + requests + "\n  ]\n}\n"
@@ -234,9 +228,7 @@ def _groups(requests: Iterable[CaseRequest]) -> Counter[tuple[int, int]]:
 
 
 def _without_defaults(row: dict[str, Any]) -> dict[str, Any]:
-    defaults = {
-        name: field.default for name, field in CaseRequest.model_fields.items() if not field.is_required()
-    }
+    defaults = {name: field.default for name, field in CaseRequest.model_fields.items() if not field.is_required()}
     return {key: value for key, value in row.items() if key not in defaults or value != defaults[key]}
 
 
@@ -252,9 +244,7 @@ def parse_case(text: str, source: str = "case") -> Case:
     except ValidationError as error:
         raise explain(error, source) from None
     except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{source} is not JSON: {error}", "repair the file, or run again to write a new one"
-        ) from None
+        raise UserError(f"{source} is not JSON: {error}", "repair the file, or run again to write a new one") from None
 
 
 def load_case(file: Path) -> Case:
@@ -275,18 +265,12 @@ def read_text(file: Path, option: str) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise UserError(
-            f"{option} file {file} does not exist", f"check the path given in {option}="
-        ) from None
+        raise UserError(f"{option} file {file} does not exist", f"check the path given in {option}=") from None
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{option} file {file} is not UTF-8 (byte {error.start})", "save it as UTF-8"
-        ) from None
+        raise UserError(f"{option} file {file} is not UTF-8 (byte {error.start})", "save it as UTF-8") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(
-            f"cannot read {option} file {file}: {reason}", f"give a readable file in {option}="
-        ) from None
+        raise UserError(f"cannot read {option} file {file}: {reason}", f"give a readable file in {option}=") from None
 
 
 def refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -306,14 +290,11 @@ def explain(error: ValidationError, source: str) -> UserError:
     problems = [
         problem
         for problem in found
-        if problem["type"] != "too_short"
-        or not any(_is_inside(other["loc"], problem["loc"]) for other in found)
+        if problem["type"] != "too_short" or not any(_is_inside(other["loc"], problem["loc"]) for other in found)
     ]
     lines = []
     for problem in problems[:5]:
-        path = "".join(
-            f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]
-        ).lstrip(".")
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
         text = problem["msg"].removeprefix("Value error, ").replace("Tuple should", "List should")
         text = text.removesuffix(" after validation, not 0")
         given = problem.get("input")

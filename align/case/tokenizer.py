@@ -47,9 +47,7 @@ class PromptTokenizer:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        hint = (
-            "put tokenizer.json and tokenizer_config.json beside the weights, or give token_ids in PROMPTS="
-        )
+        hint = "put tokenizer.json and tokenizer_config.json beside the weights, or give token_ids in PROMPTS="
         if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
             raise UserError(f"{path} holds no tokenizer", hint)
         from transformers import AutoTokenizer
@@ -73,9 +71,7 @@ class PromptTokenizer:
 
     def encode_text(self, text: str, name: str) -> Encoded:
         """Ids as the tokenizer gives them by default, with whatever special tokens it adds."""
-        return self._encoded(
-            self._ids(text, special=True), self._ids(text, special=False), text, name, "text", ()
-        )
+        return self._encoded(self._ids(text, special=True), self._ids(text, special=False), text, name, "text", ())
 
     def encode_messages(self, messages: list[dict[str, str]], name: str) -> Encoded:
         """Ids of a conversation after the chat template, which writes all special tokens itself.
@@ -89,9 +85,7 @@ class PromptTokenizer:
                 "give text or token_ids, or add chat_template to tokenizer_config.json",
             )
         try:
-            rendered = str(
-                self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            )
+            rendered = str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         except Exception as error:  # templates raise through jinja, with any type
             raise UserError(
                 f"prompt {name}: the chat template refuses the messages: {_first_line(error)}",
@@ -122,9 +116,7 @@ class PromptTokenizer:
         if not ids:
             raise UserError(f"prompt {name} has no tokens after tokenisation", "write a longer text")
         # The tokenizer adds specials around the plain ids, so these are one contiguous piece.
-        offset = next(
-            (at for at in range(len(ids) - len(plain) + 1) if ids[at : at + len(plain)] == plain), 0
-        )
+        offset = next((at for at in range(len(ids) - len(plain) + 1) if ids[at : at + len(plain)] == plain), 0)
         known = set(map(int, self._tokenizer.all_special_ids)) | _added_specials(self._tokenizer)
         special = tuple(
             SpecialToken(

@@ -168,9 +168,7 @@ def compare_tokens(
         raise ValueError("nothing to compare: no side generated a token")
     noise = _running_noise(pairs.values())
     lengths = prompt_lengths or {}
-    requests = tuple(
-        _judge(pair, noise, policy, goldens.get(name), lengths.get(name)) for name, pair in pairs.items()
-    )
+    requests = tuple(_judge(pair, noise, policy, goldens.get(name), lengths.get(name)) for name, pair in pairs.items())
     measured = [request.noise for request in requests if request.noise is not None]
     return TokenComparison(
         mode=mode,
@@ -258,9 +256,7 @@ def _judge(
     else:
         outcome = "near_tie" if all(difference.near_tie for difference in found) else "diverged"
     measured = [gap for gap in (pair.noise(index) for index in range(pair.common)) if gap is not None]
-    return RequestComparison(
-        pair.name, outcome, pair.common, pair.total, tuple(found), max(measured, default=None)
-    )
+    return RequestComparison(pair.name, outcome, pair.common, pair.total, tuple(found), max(measured, default=None))
 
 
 def _difference(
@@ -313,9 +309,7 @@ def _difference(
     )
 
 
-def _length_difference(
-    pair: _Pair, noise: list[float], policy: NoisePolicy, prompt_length: int | None
-) -> Difference:
+def _length_difference(pair: _Pair, noise: list[float], policy: NoisePolicy, prompt_length: int | None) -> Difference:
     index = pair.common
     ours = pair.candidate[index] if index < len(pair.candidate) else None
     theirs = pair.reference[index] if index < len(pair.reference) else None

@@ -41,9 +41,7 @@ def storage_error(error: OSError, where: Path) -> UserError:
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         reason = "the file system is read-only" if error.errno == errno.EROFS else "permission denied"
-        return UserError(
-            f"cannot write {where}: {reason}", "set ALIGN_HOME to a directory that you may write to"
-        )
+        return UserError(f"cannot write {where}: {reason}", "set ALIGN_HOME to a directory that you may write to")
     return UserError(
         f"cannot write {where}: {error.strerror or error}",
         f"check that {cache_dir()} is a directory on a working disk, or set ALIGN_HOME to another one",

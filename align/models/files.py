@@ -34,6 +34,4 @@ def read_prompts(folder: Path) -> tuple[tuple[tuple[int, ...], str | None], ...]
         rows = json.loads(file.read_text(encoding="utf-8"))
         return tuple((tuple(int(token) for token in row["token_ids"]), row["text"]) for row in rows)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{file} is missing or damaged", f"remove {folder}; the next run builds it again"
-        ) from error
+        raise UserError(f"{file} is missing or damaged", f"remove {folder}; the next run builds it again") from error

@@ -59,9 +59,7 @@ def read_info(path: Path, *, name: str | None = None, preset: bool = False) -> M
     """
     if not path.is_dir():
         what = "is not a directory" if path.exists() else "does not exist"
-        raise UserError(
-            f"model directory {path} {what}", "give the directory that holds config.json and *.safetensors"
-        )
+        raise UserError(f"model directory {path} {what}", "give the directory that holds config.json and *.safetensors")
     config = _read_json(path / "config.json", required=True)
     check_weights(path)
     generation = _read_json(path / "generation_config.json", required=False)
@@ -122,15 +120,11 @@ def _read_json(file: Path, *, required: bool) -> dict[str, Any]:
             f"{file} is missing", "give a Hugging Face checkpoint directory (config.json beside the weights)"
         ) from None
     except OSError as error:
-        raise UserError(
-            f"cannot read {file}: {error.strerror or error}", "check the file's permissions"
-        ) from error
+        raise UserError(f"cannot read {file}: {error.strerror or error}", "check the file's permissions") from error
     except ValueError as error:  # both broken JSON and bytes that are not UTF-8
         raise UserError(f"{file} is not JSON: {error}", "download the file again or repair it") from error
     if not isinstance(parsed, dict):
-        raise UserError(
-            f"{file} holds a JSON {type(parsed).__name__}, not an object", "download the file again"
-        )
+        raise UserError(f"{file} holds a JSON {type(parsed).__name__}, not an object", "download the file again")
     return parsed
 
 
@@ -150,17 +144,13 @@ def check_weights(path: Path) -> tuple[Path, ...]:
         absent = [file.name for file in files if not file.is_file()]
         if absent:
             shown = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if len(absent) > 3 else "")
-            raise UserError(
-                f"{index} refers to absent weights: {shown}", f"download the missing files into {path}"
-            )
+            raise UserError(f"{index} refers to absent weights: {shown}", f"download the missing files into {path}")
     else:
         files = tuple(sorted(path.glob("*.safetensors")))
         if not files:
             other = sorted(file.name for suffix in ("*.bin", "*.gguf", "*.pth") for file in path.glob(suffix))
             seen = f" (only {', '.join(other[:3])})" if other else ""
-            raise UserError(
-                f"{path} holds no *.safetensors{seen}", "convert or download the weights as safetensors"
-            )
+            raise UserError(f"{path} holds no *.safetensors{seen}", "convert or download the weights as safetensors")
     for file in files:
         _check_length(file)
     return files

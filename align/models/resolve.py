@@ -31,9 +31,7 @@ def resolve_model(text: str, say: Say = _silent) -> ModelInfo:
     if preset is not None:
         return read_info(preset.ensure(say), name=preset.name, preset=True)
     if not text.strip() or "\0" in text:
-        raise UserError(
-            f"{text!r} names no model", f"give one of {', '.join(PRESETS)} or a checkpoint directory"
-        )
+        raise UserError(f"{text!r} names no model", f"give one of {', '.join(PRESETS)} or a checkpoint directory")
     path = Path(text).expanduser()
     if path.exists() or "/" in text or text.startswith((".", "~")):
         return read_info(path.absolute())

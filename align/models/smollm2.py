@@ -162,9 +162,7 @@ def make_tokenizer(meta: dict[str, Any]) -> Any:
     assert (meta["tokenizer.ggml.model"], meta["tokenizer.ggml.pre"]) == ("gpt2", "smollm")
     tokens, types = meta["tokenizer.ggml.tokens"], meta["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ")) for merge in meta["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(
-        models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges)
-    )
+    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
@@ -207,9 +205,7 @@ def convert(gguf_file: Path, folder: Path, say: Say) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     write_json(folder / "tokenizer_config.json", tokenizer_settings(meta))
     prompts = cut_to_lengths(lambda text: tokenizer.encode(text).ids)
-    write_prompts(
-        folder, [(ids, tokenizer.decode(ids, skip_special_tokens=False)) for ids in prompts.values()]
-    )
+    write_prompts(folder, [(ids, tokenizer.decode(ids, skip_special_tokens=False)) for ids in prompts.values()])
     say(f"de-quantising {len(reader.tensors)} tensors")
     (folder / "model.safetensors").write_bytes(save(read_weights(reader, config), metadata={"format": "pt"}))
 

@@ -48,7 +48,7 @@ def cut_to_lengths(encode: Callable[[str], Sequence[int]]) -> dict[int, tuple[in
         if not ids:
             raise ValueError("the tokenizer turns English text into no ids")
         if len(ids) < length:
-            ids = tuple(encode(" ".join([text] * -(-length // len(ids) + 1))))
+            ids = tuple(encode(" ".join([text] * (-(-length // len(ids)) + 1))))
         if len(ids) < length:  # a text that encodes to ever fewer ids per word
             raise ValueError(f"the tokenizer yields {len(ids)} ids for a text that should give {length}")
         prompts[length] = ids[:length]

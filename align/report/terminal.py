@@ -36,7 +36,7 @@ def show_prompts(console: Console, prompts: Sequence[EncodedPrompt], verbose: bo
     for column in ("request", "from", "tokens", "ids", "special"):
         table.add_column(column, justify="right" if column == "tokens" else "left", overflow="fold")
     for prompt in prompts:
-        special = " ".join(f"{token.text}={token.id}" for token in prompt.special) or "-"
+        special = " ".join(f"{token.token}={token.token_id}" for token in prompt.special) or "-"
         ids = ids_text(prompt.token_ids, len(prompt.token_ids) if verbose else _SHOWN_IDS)
         table.add_row(prompt.name, prompt.source, str(len(prompt.token_ids)), ids, escape(special))
     console.print(table)

@@ -6,9 +6,11 @@ import contextlib
 import ctypes
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
 from pathlib import Path
 from types import TracebackType
@@ -77,6 +79,8 @@ class Cluster:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         import ray
 
+        # Ray puts its own handler in place of ours, and answers SIGTERM with a stack trace.
+        ours = signal.getsignal(signal.SIGTERM)
         # Ray's own start inherits this environment, so its processes carry the mark; a joined cluster's do not.
         os.environ[guardian.MARK] = self.run_id
         try:
@@ -103,6 +107,8 @@ class Cluster:
             raise UserError(f"{what} could not be reached: {first_line}", hint) from error
         finally:
             os.environ.pop(guardian.MARK, None)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, ours)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

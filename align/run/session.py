@@ -136,6 +136,10 @@ class Session:
                 side.close()
         self._cluster.close()
 
+    def side(self, role: str) -> Side:
+        """One side, for calls beyond the stages below."""
+        return self._sides[role]
+
     # ------------------------------------------------------------------------------------------------------ stages
 
     def launch(self) -> None:

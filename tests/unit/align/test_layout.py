@@ -49,7 +49,12 @@ def test_model_accepts_divisors(tp: int) -> None:
     [
         (3, {}, r"divide num_attention_heads \(4\)", "1, 2, 4"),
         (8, {}, r"divide num_attention_heads \(4\)", "1, 2, 4"),
-        (2, {"num_attention_heads": 12, "num_key_value_heads": 3}, r"num_key_value_heads \(3\)", "1, 3, 6, 12"),
+        (
+            2,
+            {"num_attention_heads": 12, "num_key_value_heads": 3},
+            r"num_key_value_heads \(3\)",
+            "1, 3, 6, 12",
+        ),
         (4, {"intermediate_size": 514}, r"divide intermediate_size \(514\)", "1, 2"),
     ],
 )

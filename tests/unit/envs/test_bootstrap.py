@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -34,7 +35,7 @@ def builder(tmp_path: Path) -> Builder:
 def command(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> Builder:
     """Makes the command use ``builder``."""
     monkeypatch.setattr(bootstrap, "Builder", lambda: builder)
-    monkeypatch.setattr(bootstrap.signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     return builder
 
 
@@ -107,7 +108,8 @@ def test_unwritable_home_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
 def test_bootstrap_needs_the_standard_library_alone() -> None:
     code = (
         "import sys; import envs.bootstrap; "
-        "print([m for m in sys.modules if 'site-packages' in (getattr(sys.modules[m], '__file__', None) or '')])"
+        "files = [getattr(module, '__file__', None) or '' for module in sys.modules.values()]; "
+        "print([file for file in files if 'site-packages' in file])"
     )
     done = subprocess.run(
         [sys.executable, "-S", "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
@@ -120,9 +122,7 @@ def test_wrong_python_is_told_before_anything_else(tmp_path: Path) -> None:
         "import sys, runpy; sys.version_info = (3, 12, 1, 'final', 0); "
         "runpy.run_module('envs.bootstrap', run_name='__main__')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr.startswith("align: Python 3.11 is needed, and ")
     assert "PYTHON=/path/to/python3.11 make env" in done.stderr

@@ -11,13 +11,12 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from envs import home
 from envs.build import MARKER, Builder
 from envs.errors import EnvError
 from envs.home import REPOSITORY
@@ -181,11 +180,9 @@ def test_unwritable_home_says_what_to_do(builder: Builder, tmp_path: Path) -> No
     assert caught.value.exit_code == 2
 
 
-def test_home_without_write_permission_says_what_to_do(
-    builder: Builder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_home_without_write_permission_says_what_to_do(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
     # The superuser may write everywhere, so that mode bits would not do here.
-    monkeypatch.setattr(home.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(EnvError, match="permission denied") as caught:
         builder.ensure("tiny")
     assert "ALIGN_HOME=/path" in caught.value.hint
@@ -193,7 +190,7 @@ def test_home_without_write_permission_says_what_to_do(
 
 def test_read_only_home_serves_what_is_built(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
     built = builder.ensure("tiny")
-    monkeypatch.setattr(home.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert builder.ensure("tiny") == built
 
 
@@ -218,7 +215,9 @@ def _pip_on_a_full_disk(argv: Sequence[str]) -> Outcome | None:
 
 
 @pytest.mark.parametrize("before", [_full_disk, _pip_on_a_full_disk])
-def test_full_disk_during_the_build_leaves_nothing(builder: Builder, before: type[FakePip]) -> None:
+def test_full_disk_during_the_build_leaves_nothing(
+    builder: Builder, before: Callable[[Sequence[str]], Outcome | None]
+) -> None:
     _pip(builder).before = before
     with pytest.raises(EnvError, match="full") as caught:
         builder.ensure("tiny")
@@ -229,9 +228,7 @@ def test_full_disk_during_the_build_leaves_nothing(builder: Builder, before: typ
 def test_failing_step_names_the_reason_the_log_and_the_retry(builder: Builder) -> None:
     tail = ("Collecting two", "ERROR: No matching distribution found for two==2.0", "trailing chatter")
     _pip(builder).before = lambda argv: Outcome(1, tail) if "two==2.0" in argv else None
-    with pytest.raises(
-        EnvError, match="step 3/4 second: 2 packages failed: ERROR: No matching dist"
-    ) as caught:
+    with pytest.raises(EnvError, match="step 3/4 second: 2 packages failed: ERROR: No matching dist") as caught:
         builder.ensure("tiny")
     assert str(builder.home / "logs") in caught.value.hint
     assert "check the network" in caught.value.hint
@@ -246,9 +243,7 @@ def test_cuda_build_of_torch_is_refused(builder: Builder) -> None:
     def install(argv: Sequence[str]) -> Outcome | None:
         if "torch==2.13.0" in argv:
             (site / "torch").mkdir()
-            (site / "torch" / "version.py").write_text(
-                "cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
-            )
+            (site / "torch" / "version.py").write_text("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n")
         return None
 
     _pip(builder).before = install

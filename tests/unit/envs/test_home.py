@@ -43,7 +43,7 @@ def test_write_is_complete_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(home.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         home.write_atomically(path, "two")
     assert path.read_text() == "one"

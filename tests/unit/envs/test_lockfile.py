@@ -89,7 +89,7 @@ def test_foreign_wheels_are_chosen_by_machine() -> None:
     ],
 )
 def test_damaged_lock_is_named_with_the_way_to_restore_it(tmp_path: Path, text: str) -> None:
-    with pytest.raises(EnvError, match="tiny.toml is damaged") as caught:
+    with pytest.raises(EnvError, match=r"tiny\.toml is damaged") as caught:
         lockfile.load("tiny", write_lock(tmp_path, text))
     assert caught.value.hint.startswith("restore it: git checkout")
 

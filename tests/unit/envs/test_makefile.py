@@ -10,7 +10,22 @@ import pytest
 
 from envs.home import REPOSITORY
 
-VARIABLES = "MODEL PROMPTS CASE DEVICE DTYPE TP DP EP MAX_NEW LADDER OUT ARGS MAKEFLAGS MFLAGS".split()
+VARIABLES = {
+    "MODEL",
+    "PROMPTS",
+    "CASE",
+    "DEVICE",
+    "DTYPE",
+    "TP",
+    "DP",
+    "EP",
+    "MAX_NEW",
+    "LADDER",
+    "OUT",
+    "ARGS",
+    "MAKEFLAGS",
+    "MFLAGS",
+}
 
 
 def _make(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -101,6 +116,12 @@ def test_engines_are_built_for_the_simulated_device_alone(device: str, built: st
         _make("align", *([f"DEVICE={device}"] if device else [])).stdout.replace("$(", " ").replace(")", " ")
     )
     assert f"envs.bootstrap {built} --print-python" in " ".join(words)
+
+
+def test_absent_python_says_how_to_name_one() -> None:
+    done = _make("path", "PYTHON=/no/such/python")
+    assert done.returncode == 2
+    assert "there is no /no/such/python: install Python 3.11 or name one" in done.stderr
 
 
 def test_help_is_the_default_and_explains_the_exit_code() -> None:

@@ -73,7 +73,7 @@ def test_unknown_engine_is_a_value_error() -> None:
 
 
 def _refused(engine: str = "lmdeploy") -> str:
-    with pytest.raises(EnvError, match="^no Ascend device or interpreter found: ") as caught:
+    with pytest.raises(EnvError, match=r"^no Ascend device or interpreter found: ") as caught:
         profiles.resolve("ascend", engine)
     assert "LMDEPLOY_PYTHON=/path/to/python" in caught.value.hint
     assert "DEVICE=simnpu" in caught.value.hint
@@ -86,9 +86,7 @@ def test_ascend_without_a_named_interpreter(engine: str) -> None:
     assert f"{profiles.PYTHON_VARIABLES[engine]} is not set" in _refused(engine)
 
 
-def test_ascend_interpreter_must_be_an_executable_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ascend_interpreter_must_be_an_executable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMDEPLOY_PYTHON", str(tmp_path / "absent"))
     assert "is not a file" in _refused()
     (tmp_path / "absent").write_text("#!/bin/sh\n")
@@ -124,9 +122,7 @@ def _fake_image(directory: Path, monkeypatch: pytest.MonkeyPatch, available: boo
         (directory / f"{name}.py").write_text(module if name == "torch_npu" else "")
     info = directory / "lmdeploy-0.12.2.dist-info"
     info.mkdir(exist_ok=True)
-    (info / "METADATA").write_text(
-        textwrap.dedent("Metadata-Version: 2.1\nName: lmdeploy\nVersion: 0.12.2\n")
-    )
+    (info / "METADATA").write_text(textwrap.dedent("Metadata-Version: 2.1\nName: lmdeploy\nVersion: 0.12.2\n"))
     _install(directory, f'PYTHONPATH={directory} exec {sys.executable} -S "$@"', monkeypatch)
 
 

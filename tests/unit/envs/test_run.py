@@ -23,9 +23,7 @@ def _no_beat(seconds: float, line: str) -> None:
 
 def test_output_goes_to_the_log_and_noise_stays_there(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    code = (
-        "import sys; print('WARNING: x'); print('Collecting y'); print('bad', file=sys.stderr); sys.exit(3)"
-    )
+    code = "import sys; print('WARNING: x'); print('Collecting y'); print('bad', file=sys.stderr); sys.exit(3)"
     outcome = run.run(_python(code), env=os.environ, log=log, beat=_no_beat, keep_fds=())
     assert outcome == run.Outcome(3, ("Collecting y", "bad"))
     written = log.read_text()
@@ -56,9 +54,7 @@ def test_kill_all_ends_the_command_and_its_children(tmp_path: Path) -> None:
     outcomes: list[run.Outcome] = []
 
     def target() -> None:
-        outcomes.append(
-            run.run(_python(code), env=os.environ, log=tmp_path / "log", beat=_no_beat, keep_fds=())
-        )
+        outcomes.append(run.run(_python(code), env=os.environ, log=tmp_path / "log", beat=_no_beat, keep_fds=()))
 
     thread = threading.Thread(target=target)
     thread.start()

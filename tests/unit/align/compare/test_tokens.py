@@ -26,7 +26,7 @@ def step(top: Top, chosen: int | None = None) -> TokenStep:
 
 
 def run(*tops: Top, name: str = "r0", forced: list[int] | None = None) -> Generation:
-    ids = forced or [None] * len(tops)
+    ids: list[int | None] = [*forced] if forced else [None] * len(tops)
     return Generation(name, tuple(step(top, chosen) for top, chosen in zip(tops, ids, strict=True)))
 
 
@@ -163,9 +163,7 @@ def test_first_is_the_earliest_real_difference() -> None:
 
 def test_replay_along_other_ids_is_an_error() -> None:
     with pytest.raises(ValueError, match="different ids: step 1 has 1 and 2"):
-        compare_tokens(
-            [run(SURE, SURE, forced=[1, 1])], [run(SURE, SURE, forced=[1, 2])], mode="replay", policy=POLICY
-        )
+        compare_tokens([run(SURE, SURE, forced=[1, 1])], [run(SURE, SURE, forced=[1, 2])], mode="replay", policy=POLICY)
 
 
 @pytest.mark.parametrize("swap", [False, True])
@@ -261,7 +259,12 @@ def test_swapping_the_sides_mirrors_the_result(
     backward = compare_tokens(theirs, ours, mode=mode, policy=POLICY)
     assert forward.verdict == backward.verdict and forward.noise == backward.noise
     for one, two in zip(forward.differences, backward.differences, strict=True):
-        assert (one.request, one.index, one.kind, one.near_tie) == (two.request, two.index, two.kind, two.near_tie)
+        assert (one.request, one.index, one.kind, one.near_tie) == (
+            two.request,
+            two.index,
+            two.kind,
+            two.near_tie,
+        )
         assert (one.candidate_id, one.reference_id) == (two.reference_id, two.candidate_id)
         assert (one.candidate_margin, one.reference_margin) == (two.reference_margin, two.candidate_margin)
 

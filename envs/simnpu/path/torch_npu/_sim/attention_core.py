@@ -86,9 +86,7 @@ def band(tokens: int, span: int, before: int | None, after: int | None, offset: 
 class Paged:
     """Keys or values in blocks [blocks, size, KV, D], or [blocks, KV, size, D] (`heads_first`)."""
 
-    def __init__(
-        self, cache: Tensor, blocks: Sequence[Sequence[int]], lengths: Sequence[int], heads_first: bool
-    ):
+    def __init__(self, cache: Tensor, blocks: Sequence[Sequence[int]], lengths: Sequence[int], heads_first: bool):
         self.cache, self.blocks, self.lengths, self.heads_first = cache, blocks, lengths, heads_first
 
     def __getitem__(self, index: int) -> Tensor:

@@ -54,9 +54,7 @@ def dtype(operator: str, argument: str, tensor: torch.Tensor, accepted: Sequence
         fail(operator, argument, tensor.dtype, ", ".join(str(one) for one in accepted))
 
 
-def same_dtype(
-    operator: str, argument: str, tensor: torch.Tensor, other: str, reference: torch.Tensor
-) -> None:
+def same_dtype(operator: str, argument: str, tensor: torch.Tensor, other: str, reference: torch.Tensor) -> None:
     """Check that `tensor` has the dtype of the argument called `other`."""
     if tensor.dtype != reference.dtype:
         fail(operator, argument, tensor.dtype, f"{reference.dtype}, the dtype of {other}")
@@ -68,9 +66,7 @@ def rank(operator: str, argument: str, tensor: torch.Tensor, accepted: Sequence[
         fail(operator, argument, shape(tensor), f"{' or '.join(str(one) for one in accepted)} dimensions")
 
 
-def exact_shape(
-    operator: str, argument: str, tensor: torch.Tensor, expected: Sequence[int], why: str
-) -> None:
+def exact_shape(operator: str, argument: str, tensor: torch.Tensor, expected: Sequence[int], why: str) -> None:
     """Check that `tensor` has exactly the `expected` shape; `why` says where that shape comes from."""
     if tuple(tensor.shape) != tuple(expected):
         fail(operator, argument, shape(tensor), f"shape {tuple(expected)}, {why}")
@@ -149,9 +145,7 @@ def cumulative_lengths(operator: str, argument: str, ends: Sequence[int], total:
         fail(operator, f"the last of {argument}", previous, f"{total}, the number of tokens of {of}")
 
 
-def raw_lengths(
-    operator: str, argument: str, lengths: Sequence[int], smallest: int, largest: int, why: str
-) -> None:
+def raw_lengths(operator: str, argument: str, lengths: Sequence[int], smallest: int, largest: int, why: str) -> None:
     """Check lengths of single sequences: each from `smallest` to `largest`; `why` says what `largest` is."""
     for index, length in enumerate(lengths):
         if length < smallest or length > largest:
@@ -226,11 +220,7 @@ def causal_template(operator: str, argument: str, mask: torch.Tensor | None, spa
         fail(operator, argument, None, f"a causal mask of 2048 x 2048, which sparse_mode={sparse_mode} needs")
     dtype(operator, argument, mask, MASKS)
     leading = mask.shape[:-2]
-    if (
-        mask.dim() not in (2, 3, 4)
-        or tuple(mask.shape[-2:]) != (TEMPLATE_SIZE,) * 2
-        or any(n != 1 for n in leading)
-    ):
+    if mask.dim() not in (2, 3, 4) or tuple(mask.shape[-2:]) != (TEMPLATE_SIZE,) * 2 or any(n != 1 for n in leading):
         accepted = f"shape (2048, 2048), (1, 2048, 2048) or (1, 1, 2048, 2048) with sparse_mode={sparse_mode}"
         fail(operator, argument, shape(mask), accepted)
     square = mask.reshape(TEMPLATE_SIZE, TEMPLATE_SIZE)

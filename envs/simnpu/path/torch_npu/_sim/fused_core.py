@@ -63,9 +63,7 @@ def _split(names: Names, argument: str, tensor: Tensor, layout: str, heads: int)
     checks.rank(op, argument, tensor, (4,) if layout in ("BSND", "BNSD", "BNSD_BSND") else (3,))
     if layout == "BSH":
         if tensor.shape[2] % heads:
-            checks.fail(
-                op, argument, checks.shape(tensor), f"[batch, tokens, heads * dim] with {heads} heads"
-            )
+            checks.fail(op, argument, checks.shape(tensor), f"[batch, tokens, heads * dim] with {heads} heads")
         tensor = tensor.view(*tensor.shape[:2], heads, -1)
     elif layout.startswith("BNSD"):
         tensor = tensor.transpose(1, 2)
@@ -128,9 +126,7 @@ def _stores(
         ends = checks.host_integers(op, argument, request.kv_lengths)
         checks.cumulative_lengths(op, argument, ends, key.shape[0], "key")
         if len(ends) != len(lengths):
-            checks.fail(
-                op, argument, f"{len(ends)} long", f"{len(lengths)} ends, as many as {names.query_lengths}"
-            )
+            checks.fail(op, argument, f"{len(ends)} long", f"{len(lengths)} ends, as many as {names.query_lengths}")
         spans = [end - start for start, end in zip([0, *ends], ends, strict=False)]
         return spans, Packed(keys, ends), Packed(values, ends)
     if keys.shape[0] != query.shape[0]:
@@ -202,23 +198,14 @@ def _full_mask(names: Names, request: Request, query: Tensor, span: int) -> Tens
         found = mask[:, 0]
     else:
         found = mask if mask.dim() == 3 else mask[None]
-    if (
-        found.dim() != 3
-        or found.shape[0] not in (1, batch)
-        or found.shape[1] < tokens
-        or found.shape[2] < span
-    ):
+    if found.dim() != 3 or found.shape[0] not in (1, batch) or found.shape[1] < tokens or found.shape[2] < span:
         spelt = f"({batch}, {span})" if tokens == 1 else f"({tokens}, {span})"
-        accepted = (
-            f"{spelt}, (1, {tokens}, {span}), ({batch}, 1, {tokens}, {span}) or larger in the last axes"
-        )
+        accepted = f"{spelt}, (1, {tokens}, {span}), ({batch}, 1, {tokens}, {span}) or larger in the last axes"
         checks.fail(op, "atten_mask", checks.shape(mask), accepted)
     return found.bool()
 
 
-def _masks(
-    names: Names, request: Request, query: Tensor, lengths: list[int], spans: list[int]
-) -> list[Tensor | None]:
+def _masks(names: Names, request: Request, query: Tensor, lengths: list[int], spans: list[int]) -> list[Tensor | None]:
     """Return for each sequence the mask [T, S], true where a query must not look, or None."""
     op, mode = names.operator, request.sparse_mode
     checks.choice(op, "sparse_mode", mode, (0, 1, 2, 3, 4))
@@ -254,9 +241,7 @@ def _limit(tokens: int) -> int | None:
     return None if tokens >= UNLIMITED else tokens
 
 
-def fused_attention(
-    names: Names, request: Request, query: Tensor, key: Tensor, value: Tensor
-) -> tuple[Tensor, Tensor]:
+def fused_attention(names: Names, request: Request, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Check everything, attend sequence by sequence, and return (output, log-sum-exp or [0])."""
     op = names.operator
     if request.layout in _UNSIMULATED_LAYOUTS:
@@ -271,13 +256,9 @@ def fused_attention(
     masks = _masks(names, request, queries, lengths, spans)
     if request.sink is not None:
         if request.layout != "TND":
-            checks.fail(
-                op, "learnable_sink", f"given in layout {request.layout}", "a sink in layout TND only"
-            )
+            checks.fail(op, "learnable_sink", f"given in layout {request.layout}", "a sink in layout TND only")
         checks.same_dtype(op, "learnable_sink", request.sink, "query", query)
-        checks.exact_shape(
-            op, "learnable_sink", request.sink, (request.num_heads,), "one number for each query head"
-        )
+        checks.exact_shape(op, "learnable_sink", request.sink, (request.num_heads,), "one number for each query head")
     packed = request.layout == "TND"
     output = query.new_zeros(queries.shape)
     total = torch.full(queries.shape[:-1], torch.inf)

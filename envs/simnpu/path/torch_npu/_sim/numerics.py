@@ -20,9 +20,7 @@ CHOICES = (NATIVE, FP32_INTERNAL)
 
 def _validated(name: str) -> str:
     if name not in CHOICES:
-        raise ValueError(
-            f"{ENVIRONMENT_NAME}={name!r} is not a numerics; set it to '{NATIVE}' or '{FP32_INTERNAL}'"
-        )
+        raise ValueError(f"{ENVIRONMENT_NAME}={name!r} is not a numerics; set it to '{NATIVE}' or '{FP32_INTERNAL}'")
     return name
 
 

@@ -258,9 +258,7 @@ def _parse_faults(text: str, simulated: dict[str, Operator]) -> dict[str, float]
         matching = [one for one in simulated if one == name or one.partition("::")[2] == name]
         if not matching:
             known = ", ".join(sorted(simulated))
-            raise ValueError(
-                f"{FAULT_ENVIRONMENT_NAME} names {name!r}, which is not simulated; name one of: {known}"
-            )
+            raise ValueError(f"{FAULT_ENVIRONMENT_NAME} names {name!r}, which is not simulated; name one of: {known}")
         try:
             value = float(factor)
         except ValueError:
@@ -283,9 +281,7 @@ def _announce(faults: dict[str, float]) -> None:
 def _scale_first_output(simulated: Operator, hosted: dict[str, Any], result: Any, factor: float) -> None:
     outputs = list(_tensors(result))
     if not outputs:
-        written = [
-            one.name for one in simulated.schema.arguments if one.alias_info and one.alias_info.is_write
-        ]
+        written = [one.name for one in simulated.schema.arguments if one.alias_info and one.alias_info.is_write]
         outputs = [hosted[name] for name in written if isinstance(hosted.get(name), torch.Tensor)]
     assert outputs, f"{simulated.qualified} has no output to scale"
     outputs[0].mul_(factor)

@@ -208,17 +208,13 @@ def main() -> None:
     report["messages"] = {
         "host argument": message(lambda: torch.ops.npu.npu_rms_norm(x, gamma.cpu())),
         "host mask": message(
-            lambda: fused(
-                **packed, **FUSED, atten_mask=TEMPLATE, actual_seq_lengths=[3], actual_seq_lengths_kv=[3]
-            )
+            lambda: fused(**packed, **FUSED, atten_mask=TEMPLATE, actual_seq_lengths=[3], actual_seq_lengths_kv=[3])
         ),
         "host only": message(lambda: torch.ops.npu.npu_rms_norm(x.cpu(), gamma.cpu())),
         "unsimulated": message(lambda: torch.ops.npu.npu_grouped_matmul([x], [x], split_item=2)),
         "unsimulated without tensors": message(lambda: torch.ops.npu.empty_with_format([2, 3])),
         "unsimulated out": message(
-            lambda: fused.out(
-                **packed, **FUSED, actual_seq_lengths=[3], actual_seq_lengths_kv=[3], out=[x, x]
-            )
+            lambda: fused.out(**packed, **FUSED, actual_seq_lengths=[3], actual_seq_lengths_kv=[3], out=[x, x])
         ),
         "lengths on the device": message(lambda: torch.ops.atb._npu_paged_attention(**paged)),
         "check": message(lambda: torch.ops.npu.npu_swiglu(x[:, :7])),

@@ -59,6 +59,4 @@ def test_swiglu_refuses(change: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float64, torch.bool])
 def test_silu_refuses_other_dtypes(dtype: torch.dtype) -> None:
-    refusal(
-        "npu::npu_silu", activation.npu_silu, {"input": torch.zeros(2, 8, dtype=dtype)}, f"input is {dtype}"
-    )
+    refusal("npu::npu_silu", activation.npu_silu, {"input": torch.zeros(2, 8, dtype=dtype)}, f"input is {dtype}")

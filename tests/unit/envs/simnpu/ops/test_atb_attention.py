@@ -89,9 +89,7 @@ def pages(lengths: list[int], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tenso
     width = max(-(-length // SIZE) for length in lengths)
     count = len(lengths) * width + 1
     keys, values = (normal(count, SIZE, KV, DIM, dtype=dtype, seed=seed) for seed in (5, 6))
-    table = torch.arange(count - 1, 0, -1, dtype=torch.int32)[: len(lengths) * width].view(
-        len(lengths), width
-    )
+    table = torch.arange(count - 1, 0, -1, dtype=torch.int32)[: len(lengths) * width].view(len(lengths), width)
     return keys, values, table
 
 

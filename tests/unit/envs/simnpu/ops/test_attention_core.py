@@ -57,9 +57,7 @@ def test_a_query_that_sees_nothing_gets_zeros_and_infinity(numerics: str) -> Non
 
 
 def test_no_keys_give_zeros(numerics: str) -> None:
-    output, total = attention_core.attend(
-        normal(2, 4, 16), *(torch.zeros(0, 2, 16),) * 2, 0.25, want_total=True
-    )
+    output, total = attention_core.attend(normal(2, 4, 16), *(torch.zeros(0, 2, 16),) * 2, 0.25, want_total=True)
     assert total is not None
     assert torch.equal(output, torch.zeros(2, 4, 16))
     assert bool(torch.isposinf(total).all())

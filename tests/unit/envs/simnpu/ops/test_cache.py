@@ -94,9 +94,7 @@ def test_slots_round_trip(data: st.DataObject) -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_scatter_nd_update_moves_exactly(
-    shape: tuple[int, ...], indices: list[list[int]], dtype: torch.dtype
-) -> None:
+def test_scatter_nd_update_moves_exactly(shape: tuple[int, ...], indices: list[list[int]], dtype: torch.dtype) -> None:
     target = (5 * normal(*shape)).to(dtype)
     updates = (5 * normal(len(indices), *shape[len(indices[0]) :], seed=1)).to(dtype)
     wanted = target.double().clone()

@@ -93,9 +93,7 @@ def test_attributes_of_torch_npu(report: dict[str, Any]) -> None:
     assert report["keywords"]
 
 
-@pytest.mark.parametrize(
-    "qualified", ["npu::npu_swiglu", "atb::_npu_paged_attention", "atb::_npu_reshape_and_cache"]
-)
+@pytest.mark.parametrize("qualified", ["npu::npu_swiglu", "atb::_npu_paged_attention", "atb::_npu_reshape_and_cache"])
 def test_a_fault_is_seen_and_announced(simnpu_path: Path, qualified: str) -> None:
     untouched = "npu::npu_silu"
     done = run(simnpu_path, f"{qualified}:scale=1.5", qualified, untouched)

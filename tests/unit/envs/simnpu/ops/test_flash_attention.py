@@ -43,9 +43,7 @@ def test_prompt_with_a_mask_looks_no_further_than_next_tokens(numerics: str, dty
     mask[3, 1] = True
     output = prompt(query, key, value, atten_mask=mask, input_layout="BSND", **COMMON)
     for index in range(2):
-        expected = attention(
-            query[index], key[index], value[index], SCALE, lambda i, j: j <= i and (i, j) != (3, 1)
-        )
+        expected = attention(query[index], key[index], value[index], SCALE, lambda i, j: j <= i and (i, j) != (3, 1))
         assert_attention_close(output[index], expected, numerics, 4, DIM)
 
 

@@ -83,9 +83,7 @@ def check_packed(
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("mode", [0, 2, 3, 4])
 @pytest.mark.parametrize("pages", [None, "blocks", "heads first"])
-def test_tnd_is_within_rounding_of_float64(
-    numerics: str, dtype: torch.dtype, mode: int, pages: str | None
-) -> None:
+def test_tnd_is_within_rounding_of_float64(numerics: str, dtype: torch.dtype, mode: int, pages: str | None) -> None:
     queries, spans = [3, 1, 5], [7, 20, 5]
     tensors = packed(queries, spans, dtype)
     options: dict[str, Any] = COMMON | {"input_layout": "TND", "sparse_mode": mode}
@@ -224,9 +222,7 @@ def test_lengths_of_a_padded_batch(numerics: str) -> None:
     lengths = {"actual_seq_lengths": [2, 4], "actual_seq_lengths_kv": [3]}
     output, _ = fia(query, key, value, input_layout="BSND", **lengths, **COMMON)
     for index, tokens in enumerate((2, 4)):
-        expected = attention(
-            query[index, :tokens], key[index, :3], value[index, :3], SCALE, rule(0, tokens, 3)
-        )
+        expected = attention(query[index, :tokens], key[index, :3], value[index, :3], SCALE, rule(0, tokens, 3))
         assert_attention_close(output[index, :tokens], expected, numerics, 3, DIM)
     assert torch.equal(output[0, 2:], torch.zeros_like(output[0, 2:]))
 
@@ -250,20 +246,14 @@ def test_layouts_and_pages_agree(sequences: list[tuple[int, int]]) -> None:
     key, table = to_pages(tensors[1], spans)
     value, _ = to_pages(tensors[2], spans)
     paged: dict[str, Any] = {"block_table": table, "block_size": SIZE, "actual_seq_lengths_kv": spans}
-    from_pages, _ = fia(
-        tensors[0], key, value, input_layout="TND", actual_seq_lengths=ends(queries), **paged, **causal
-    )
+    from_pages, _ = fia(tensors[0], key, value, input_layout="TND", actual_seq_lengths=ends(queries), **paged, **causal)
     assert torch.equal(output, from_pages)
     first, start = 0, 0
     for new, span in zip(queries, spans, strict=True):
         here, there = slice(first, first + new), slice(start, start + span)
         one = [tensors[0][None, here], tensors[1][None, there], tensors[2][None, there]]
-        single, _ = fia(
-            *(part.flatten(2) for part in one), input_layout="BSH", **(causal if new > 1 else COMMON)
-        )
-        assert torch.allclose(
-            single.view(new, HEADS, DIM).float(), output[here].float(), rtol=2e-3, atol=1e-5
-        )
+        single, _ = fia(*(part.flatten(2) for part in one), input_layout="BSH", **(causal if new > 1 else COMMON))
+        assert torch.allclose(single.view(new, HEADS, DIM).float(), output[here].float(), rtol=2e-3, atol=1e-5)
         first, start = first + new, start + span
 
 

@@ -138,6 +138,4 @@ def test_add_rms_norm_bias_refuses_a_bias_unlike_gamma(beta: Tensor) -> None:
 
 def test_add_rms_norm_refuses_a_float32_weight_of_half_inputs() -> None:
     x = torch.zeros(2, 8, dtype=torch.float16)
-    refusal(
-        "npu::npu_add_rms_norm", norm.npu_add_rms_norm, {"x1": x, "x2": x, "gamma": torch.ones(8)}, "gamma is"
-    )
+    refusal("npu::npu_add_rms_norm", norm.npu_add_rms_norm, {"x1": x, "x2": x, "gamma": torch.ones(8)}, "gamma is")

@@ -61,7 +61,7 @@ def test_the_tables_name_their_versions(simnpu_path: Path) -> None:
 
 def test_every_line_of_the_tables_is_a_signature() -> None:
     signatures = registry.load_signatures()
-    counts = {namespace: 0 for namespace in ("npu", "atb", "_C_ascend")}
+    counts = dict.fromkeys(("npu", "atb", "_C_ascend"), 0)
     for qualified, signature in signatures.items():
         assert qualified == f"{signature.namespace}::{signature.name}"
         counts[signature.namespace] += 1
@@ -78,9 +78,7 @@ def test_torch_accepts_all_but_six_signatures_and_every_simulated_one() -> None:
         "npu::wrap_batch_isend_irecv_inner",
         "npu::wrap_reduce_scatter_base_uneven_inner",
     }
-    assert all(
-        reason.startswith(("unknown type", "Unknown custom class type")) for reason in refused.values()
-    )
+    assert all(reason.startswith(("unknown type", "Unknown custom class type")) for reason in refused.values())
     assert not set(refused) & set(OPERATORS)
 
 

@@ -56,9 +56,7 @@ def table(rows: int, width: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("size", [64, 128])
 def test_apply_rotary_rotates_in_place(numerics: str, dtype: torch.dtype, layout: str, size: int) -> None:
     query, key = normal(2, 3, 4, size, dtype=dtype), normal(2, 3, 2, size, dtype=dtype, seed=1)
-    cos, sin = (
-        one.view(2, 3, 1, size) for one in cos_sin(torch.arange(6, dtype=torch.float64) * 3, size, dtype)
-    )
+    cos, sin = (one.view(2, 3, 1, size) for one in cos_sin(torch.arange(6, dtype=torch.float64) * 3, size, dtype))
     if layout == "TND":
         query, key, cos, sin = (one.flatten(0, 1) for one in (query, key, cos, sin))
     expected = [rotate(one, cos, sin, False) for one in (query, key)]
@@ -83,9 +81,7 @@ def test_rotary_mul_is_within_rounding_of_float64(numerics: str, dtype: torch.dt
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("mode", ["half", "interleaved"])
 @pytest.mark.parametrize("width", [32, 64])
-def test_mrope_in_text_mode_leaves_the_rest_of_a_head(
-    numerics: str, dtype: torch.dtype, mode: str, width: int
-) -> None:
+def test_mrope_in_text_mode_leaves_the_rest_of_a_head(numerics: str, dtype: torch.dtype, mode: str, width: int) -> None:
     cache, positions = table(16, width, dtype), torch.tensor([0, 3, 15, 3])
     query, key = normal(4, 3 * 64, dtype=dtype), normal(4, 64, dtype=dtype, seed=1)
     outputs = rope.npu_mrope(positions, query, key, cache, 64, mrope_section=[0, 0, 0], rotary_mode=mode)
@@ -216,9 +212,7 @@ EMBEDDING: dict[str, Any] = {
 )
 def test_table_rotations_refuse(change: dict[str, Any], words: str) -> None:
     arguments = EMBEDDING | change
-    refusal(
-        "atb::_npu_rotary_embedding", rope._npu_rotary_embedding, arguments | {"is_neox_style": True}, words
-    )
+    refusal("atb::_npu_rotary_embedding", rope._npu_rotary_embedding, arguments | {"is_neox_style": True}, words)
     refusal("npu::npu_mrope", rope.npu_mrope, arguments, words)
 
 

@@ -31,9 +31,7 @@ def _output(name: str, out: Tensor, query: Tensor, width: int) -> Tensor:
     checks.same_dtype(name, "out", out, "query", query)
     expected = query.shape[0] * query.shape[1] * width
     if out.numel() != expected or out.shape[0] != query.shape[0]:
-        checks.fail(
-            name, "out", checks.shape(out), f"the tokens, heads and dim of the output, {expected} elements"
-        )
+        checks.fail(name, "out", checks.shape(out), f"the tokens, heads and dim of the output, {expected} elements")
     return out.view(query.shape[0], query.shape[1], width)
 
 
@@ -58,9 +56,7 @@ def _prefill(
         checks.same_dtype(name, argument, tensor, "query", query)
         rows[argument] = _as_heads(name, argument, tensor, kv_heads)
         if tensor.shape[0] != query.shape[0]:
-            checks.fail(
-                name, argument, checks.shape(tensor), f"{query.shape[0]} tokens, as many as query has"
-            )
+            checks.fail(name, argument, checks.shape(tensor), f"{query.shape[0]} tokens, as many as query has")
     if rows["key"].shape[2] != query.shape[2]:
         checks.fail(name, "key", checks.shape(key), f"head_dim {query.shape[2]}, that of query")
     output = _output(name, out, query, rows["value"].shape[2])
@@ -85,15 +81,11 @@ def _square_mask(name: str, mask: Tensor, dtype: torch.dtype, longest: int) -> T
     checks.dtype(name, "mask", mask, (dtype,))
     checks.rank(name, "mask", mask, (2,))
     if min(mask.shape) < longest:
-        checks.fail(
-            name, "mask", checks.shape(mask), f"at least ({longest}, {longest}), the longest sequence"
-        )
+        checks.fail(name, "mask", checks.shape(mask), f"at least ({longest}, {longest}), the longest sequence")
     used = mask[:longest, :longest]
     flags = used != 0
     if not bool((~flags | (used == 1) | (used <= -10000)).all()):
-        checks.fail(
-            name, "mask", "of other numbers", "0 where a query looks; 1, or at most -10000, where it must not"
-        )
+        checks.fail(name, "mask", "of other numbers", "0 where a query looks; 1, or at most -10000, where it must not")
     return flags
 
 
@@ -147,9 +139,7 @@ def _check_cache(name: str, argument: str, cache: Tensor, query: Tensor, heads: 
     checks.rank(name, argument, cache, (4,))
     checks.same_dtype(name, argument, cache, "query", query)
     if cache.shape[2] != heads:
-        checks.fail(
-            name, argument, checks.shape(cache), f"[blocks, block size, heads, dim] with {heads} heads"
-        )
+        checks.fail(name, argument, checks.shape(cache), f"[blocks, block size, heads, dim] with {heads} heads")
     checks.block_size(name, f"block size of {argument}", cache.shape[1], 16, 512)
     checks.head_dim(name, argument, cache.shape[3])
 
@@ -192,9 +182,7 @@ def _npu_paged_attention(
     checks.dtype(name, "context_lens", context_lens, (torch.int32,))
     lengths = checks.host_integers(name, "context_lens", context_lens)
     if len(lengths) != query.shape[0]:
-        checks.fail(
-            name, "context_lens", f"{len(lengths)} long", f"{query.shape[0]} lengths, one for each query"
-        )
+        checks.fail(name, "context_lens", f"{len(lengths)} long", f"{query.shape[0]} lengths, one for each query")
     blocks, tokens = key_cache.shape[:2]
     checks.raw_lengths(name, "context_lens", lengths, 1, blocks * tokens, "the tokens that the cache holds")
     needed = checks.block_table(name, "block_table", block_table, lengths, tokens, blocks)
@@ -203,9 +191,7 @@ def _npu_paged_attention(
     _decode(query, keys, values, scale_value, lengths, output)
 
 
-def _decode(
-    query: Tensor, keys: Store, values: Store, scale: float, lengths: Sequence[int], output: Tensor
-) -> None:
+def _decode(query: Tensor, keys: Store, values: Store, scale: float, lengths: Sequence[int], output: Tensor) -> None:
     for index in range(len(lengths)):
         here = slice(index, index + 1)
         output[here] = attend(query[here], keys[index], values[index], scale)[0]

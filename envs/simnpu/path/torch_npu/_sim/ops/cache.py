@@ -17,9 +17,7 @@ def _check_rows(name: str, argument: str, rows: Tensor, cache: Tensor) -> None:
     checks.rank(name, cache_argument, cache, (4,))
     checks.same_dtype(name, cache_argument, cache, argument, rows)
     if cache.shape[2:] != rows.shape[1:]:
-        accepted = (
-            f"[blocks, block size, heads, dim] with the heads and dim of {argument}, {checks.shape(rows)}"
-        )
+        accepted = f"[blocks, block size, heads, dim] with the heads and dim of {argument}, {checks.shape(rows)}"
         checks.fail(name, cache_argument, checks.shape(cache), accepted)
 
 
@@ -81,9 +79,7 @@ def _npu_reshape_and_cache_siso(key: Tensor, key_cache: Tensor, slot_indices: Te
     _write(key, key_cache, slot_indices)
 
 
-@operator(
-    "npu::npu_scatter_pa_kv_cache", source="op-plugin docs, npu_scatter_pa_kv_cache", faulted_input="key"
-)
+@operator("npu::npu_scatter_pa_kv_cache", source="op-plugin docs, npu_scatter_pa_kv_cache", faulted_input="key")
 def npu_scatter_pa_kv_cache(
     key: Tensor,
     value: Tensor,
@@ -119,9 +115,7 @@ def npu_scatter_pa_kv_cache(
     _write(value, value_cache, slot_mapping)
 
 
-@operator(
-    "npu::npu_scatter_nd_update_", source="op-plugin docs, npu_scatter_nd_update_", faulted_input="updates"
-)
+@operator("npu::npu_scatter_nd_update_", source="op-plugin docs, npu_scatter_nd_update_", faulted_input="updates")
 def npu_scatter_nd_update_(input: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """Set input[indices[i]] = updates[i] in place and return `input` itself.
 
@@ -139,9 +133,7 @@ def npu_scatter_nd_update_(input: Tensor, indices: Tensor, updates: Tensor) -> T
     if depth < 1 or depth > input.dim():
         checks.fail(name, "indices", checks.shape(indices), f"1 to {input.dim()} indices in the last axis")
     expected = (*indices.shape[:-1], *input.shape[depth:])
-    checks.exact_shape(
-        name, "updates", updates, expected, "that of indices without its last axis and of one update"
-    )
+    checks.exact_shape(name, "updates", updates, expected, "that of indices without its last axis and of one update")
     columns = [column.long() for column in indices.unbind(-1)]
     for axis, column in enumerate(columns):
         if column.numel():

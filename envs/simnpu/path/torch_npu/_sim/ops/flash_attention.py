@@ -67,9 +67,7 @@ def npu_prompt_flash_attention(
 _INCREMENTAL = Names("npu::npu_incre_flash_attention", scale="scale_value", kv_lengths="actual_seq_lengths")
 
 
-@operator(
-    _INCREMENTAL.operator, host=("actual_seq_lengths",), source="op-plugin docs, npu_incre_flash_attention"
-)
+@operator(_INCREMENTAL.operator, host=("actual_seq_lengths",), source="op-plugin docs, npu_incre_flash_attention")
 def npu_incre_flash_attention(
     query: Tensor,
     key: Tensor,

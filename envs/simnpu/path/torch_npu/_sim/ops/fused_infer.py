@@ -93,9 +93,7 @@ def npu_fused_infer_attention_score(
             "value_antiquant_mode": value_antiquant_mode,
         },
     )
-    refuse(
-        _V1, "left padding", {"query_padding_size": query_padding_size, "kv_padding_size": kv_padding_size}
-    )
+    refuse(_V1, "left padding", {"query_padding_size": query_padding_size, "kv_padding_size": kv_padding_size})
     prefix = {"key_shared_prefix": key_shared_prefix, "value_shared_prefix": value_shared_prefix}
     refuse(_V1, "shared prefix", {**prefix, "actual_shared_prefix_len": actual_shared_prefix_len})
     refuse(_V1, "latent attention", {"query_rope": query_rope, "key_rope": key_rope})

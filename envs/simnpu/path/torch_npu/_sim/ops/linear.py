@@ -37,7 +37,7 @@ def npu_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     source="op-plugin op_plugin/ops/atb/LinearAtb.cpp (transposeA, enAccum)",
     faulted_input="x",
 )
-def _npu_matmul_add_fp32(x: Tensor, weight: Tensor, C: Tensor) -> None:  # noqa: N803  (the schema's name)
+def _npu_matmul_add_fp32(x: Tensor, weight: Tensor, C: Tensor) -> None:
     """Add x.T @ weight to `C` in place; x [K, M], weight [K, N] of one half dtype, C float32 [M, N]."""
     name = "atb::_npu_matmul_add_fp32"
     checks.dtype(name, "x", x, checks.HALVES)

@@ -65,9 +65,7 @@ def _add_normalise(
 
 
 @operator("npu::npu_add_rms_norm", source="op-plugin docs, npu_add_rms_norm")
-def npu_add_rms_norm(
-    x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
-) -> tuple[Tensor, Tensor, Tensor]:
+def npu_add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
     """Return (rms norm of x1 + x2, 1 / rms, x1 + x2), in the dtype of `x1`; 1 / rms is float32."""
     return _add_normalise("npu::npu_add_rms_norm", x1, x2, gamma, None, epsilon)
 

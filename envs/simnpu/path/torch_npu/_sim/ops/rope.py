@@ -51,9 +51,7 @@ def npu_apply_rotary_pos_emb(
     if query.shape[-1] not in (64, 128):
         checks.fail(name, "head_dim of query", query.shape[-1], "64 or 128")
     tokens, size = query.shape[:-2], query.shape[-1]
-    checks.exact_shape(
-        name, "key", key, (*tokens, key.shape[-2], size), "the shape of query but for the heads"
-    )
+    checks.exact_shape(name, "key", key, (*tokens, key.shape[-2], size), "the shape of query but for the heads")
     checks.exact_shape(name, "cos", cos, (*tokens, 1, size), "the shape of query with one head")
     checks.exact_shape(name, "sin", sin, cos.shape, "the shape of cos")
     for tensor in (query, key):
@@ -99,9 +97,7 @@ def _cos_sin(name: str, positions: Tensor, cache: Tensor, interleaved: bool) -> 
     checks.not_empty(name, "positions", flat)
     low, high = (int(one) for one in torch.aminmax(flat))
     if low < 0 or high >= cache.shape[0]:
-        checks.fail(
-            name, "positions", f"from {low} to {high}", f"0 to {cache.shape[0] - 1}, a row of cos_sin_cache"
-        )
+        checks.fail(name, "positions", f"from {low} to {high}", f"0 to {cache.shape[0] - 1}, a row of cos_sin_cache")
     cos, sin = cache.index_select(0, flat).chunk(2, dim=-1)
     return _widened(cos, interleaved)[:, None], _widened(sin, interleaved)[:, None]
 
@@ -174,16 +170,12 @@ def _npu_rotary_embedding(
     checks.dtype(name, "query", query, checks.FLOATS)
     checks.same_dtype(name, "key", key, "query", query)
     if cos_sin_cache.dtype not in (query.dtype, torch.float32):
-        checks.fail(
-            name, "cos_sin_cache", cos_sin_cache.dtype, f"{query.dtype}, the dtype of query, or torch.float32"
-        )
+        checks.fail(name, "cos_sin_cache", cos_sin_cache.dtype, f"{query.dtype}, the dtype of query, or torch.float32")
     if head_size < 2 or head_size % 2:
         checks.fail(name, "head_size", head_size, "a positive even number")
     cos, sin = _cos_sin(name, positions, cos_sin_cache, not is_neox_style)
     if cos_sin_cache.shape[1] != head_size:
-        accepted = (
-            f"a width of head_size={head_size}; pass the rotary part of query and key alone with its size"
-        )
+        accepted = f"a width of head_size={head_size}; pass the rotary part of query and key alone with its size"
         checks.fail(name, "cos_sin_cache", checks.shape(cos_sin_cache), accepted)
     for argument, tensor in (("query", query), ("key", key)):
         checks.rank(name, argument, tensor, (2, 3))

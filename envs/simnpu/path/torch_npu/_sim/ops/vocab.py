@@ -33,9 +33,7 @@ def get_masked_input_and_mask(
     )
     for prefix, start, end in pairs:
         if start < 0 or end < start:
-            checks.fail(
-                name, f"{prefix}_start_index, {prefix}_end_index", f"{start}, {end}", "0 <= start <= end"
-            )
+            checks.fail(name, f"{prefix}_start_index, {prefix}_end_index", f"{start}, {end}", "0 <= start <= end")
     if num_org_vocab_padding < 0:
         checks.fail(name, "num_org_vocab_padding", num_org_vocab_padding, "a number >= 0")
     original = (input >= org_vocab_start_index) & (input < org_vocab_end_index)
