@@ -84,7 +84,7 @@ def execute(settings: RunSettings) -> int:
     if settings.quiet:
         print(f"{verdict}: {terminal.sentence(case, comparisons, verdict)}")
     else:
-        terminal.show_summary(console, case, outcome, comparisons, verdict, directory.path)
+        terminal.show_summary(console, case, info, outcome, comparisons, verdict, directory.path)
     return EXIT_ALIGNED if verdict == "aligned" else EXIT_DIVERGED
 
 

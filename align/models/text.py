@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-#: One text for each default prompt length in tokens; no prompt is the beginning of another.
+#: One text for each default prompt length in tokens; no prompt is the beginning of another. They are chosen so that
+#: smollm2 goes on without close calls: wording changes which tokens nearly tie.
 TEXTS: dict[int, str] = {
-    1: "Once upon a time there was a small house at the edge of the forest.",
+    1: "My grandmother lived in a small house at the edge of the forest.",
     7: "The capital city of France is called Paris, and it lies on the river Seine.",
     33: (
-        "Water boils at one hundred degrees at sea level, but on a high mountain the air is thinner and "
-        "it boils at a lower temperature. This is why it takes longer to cook rice or potatoes in the "
-        "mountains, and"
+        "Water boils at one hundred degrees at sea level, but on a high mountain the air is thinner and it boils "
+        "at a lower temperature. This is why it takes longer to cook rice or potatoes in the mountains, and"
     ),
     200: (
-        "The lighthouse stood on a narrow rock two miles from the harbour, and for forty years the same "
-        "family had kept its lamp. Every evening the father climbed the hundred and twelve steps, "
-        "cleaned the glass, filled the tank with oil and wrote the weather into a heavy green book. His "
-        "daughter Anna learned to read from that book. She knew which winters had been hard and on which"
-        " night the fishing boats had not come home. When she was ten she asked why anybody should write"
-        " down the wind, since it was gone before the ink was dry. Her father said that a single line "
-        "meant nothing, but that a thousand lines together told you what the sea usually did, and that "
-        "only then could you notice when it did something else. Many years later, when Anna worked as an"
-        " engineer in the city and a machine gave a result that nobody expected, she remembered the "
-        "green book. She did not look at the strange result first. She opened the records of all the "
-        "ordinary days, because they showed how much the numbers moved when nothing was wrong. Then she "
-        "placed the new number beside them, and it was easy to see that the difference was far too large"
-        " to be noise. The fault was in a small valve which had been replaced in spring. After that the "
-        "young people in her office began to keep records too, and they called them the green book, "
-        "although none of them had ever seen a lighthouse."
+        "Anna grew up in a lighthouse. Every evening her father wrote the weather into a heavy green book, and she"
+        " learned to read from it. She knew which winters had been hard and on which night the fishing boats had "
+        "not come home. When she was ten she asked why anybody should write down the wind, since it was gone "
+        "before the ink was dry. Her father said that a single line meant nothing, but that a thousand lines "
+        "together told you what the sea usually did, and that only then could you notice when it did something "
+        "else. Many years later, when Anna worked as an engineer in the city and a machine gave a result that "
+        "nobody expected, she remembered the green book. She did not look at the strange result first. She opened "
+        "the records of all the ordinary days, because they showed how much the numbers moved when nothing was "
+        "wrong. Then she placed the new number beside them, and it was easy to see that the difference was far too"
+        " large to be noise. The fault was in a small valve which had been replaced in spring. After that the "
+        "young people in her office began to keep records too, and they called them the green book, although none "
+        "of them had ever seen a lighthouse."
     ),
 }
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from tokenizers import Tokenizer
 
 from align.case.prompts import EncodedPrompt
 from align.case.schema import Case
 from align.compare.tokens import Difference, TokenComparison
+from align.models.info import ModelInfo
 from align.run.session import Outcome
 
 _SHOWN_IDS = 12
 _SHOWN_TEXT = 120
 _SHOWN_DIFFERENCES = 8
+
+#: Presets whose weights are random: what they say is no language.
+RANDOM_MODELS = ("qwen3",)
 
 #: Settings worth a line of their own, by the name adapters give them.
 _CONDITIONS = ("dtype", "tp", "block_size", "eager", "prefix_caching", "soc_version")
@@ -50,9 +55,19 @@ def show_prompts(console: Console, prompts: Sequence[EncodedPrompt], verbose: bo
     console.print()
 
 
+def decoder(info: ModelInfo) -> Callable[[Sequence[int]], str] | None:
+    """From ids to text, or ``None`` where text means nothing (random weights) or no fast tokenizer is there."""
+    file = info.path / "tokenizer.json"
+    if not file.is_file() or info.name in RANDOM_MODELS:
+        return None
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
 def show_summary(
     console: Console,
     case: Case,
+    info: ModelInfo,
     outcome: Outcome,
     comparisons: dict[str, TokenComparison],
     verdict: str,
@@ -60,7 +75,7 @@ def show_summary(
 ) -> None:
     """The verdict in a sentence, tokens per request, flips, conditions, and what to do next."""
     free = comparisons["free"]
-    _show_tokens(console, outcome, free)
+    _show_tokens(console, outcome, free, decoder(info))
     differences = [*free.differences] if "replay" not in comparisons else [*comparisons["replay"].differences]
     if differences:
         where = "teacher-forced along the reference" if "replay" in comparisons else "free-running"
@@ -84,7 +99,9 @@ def show_summary(
     console.print(f"next: {escape(next_step(comparisons, verdict, directory))}", highlight=False, soft_wrap=True)
 
 
-def _show_tokens(console: Console, outcome: Outcome, free: TokenComparison) -> None:
+def _show_tokens(
+    console: Console, outcome: Outcome, free: TokenComparison, decode: Callable[[Sequence[int]], str] | None
+) -> None:
     table = Table(title="greedy tokens", title_justify="left", box=None, pad_edge=False)
     for column in ("request", "result", "equal", "candidate", "reference"):
         table.add_column(column, justify="right" if column == "equal" else "left", overflow="fold")
@@ -107,6 +124,12 @@ def _show_tokens(console: Console, outcome: Outcome, free: TokenComparison) -> N
             "same" if same else ids_text(reference),
         )
     console.print(table)
+    if decode is not None:
+        for request in free.requests:
+            for role, ids in generated.items():
+                if role == "candidate" or ids[request.request] != generated["candidate"][request.request]:
+                    text = repr(decode(ids[request.request]))
+                    console.print(f"  {request.request} {role} says {escape(text)}", highlight=False)
 
 
 def _show_conditions(console: Console, outcome: Outcome) -> None:

@@ -20,7 +20,6 @@ VARIABLES = {
     "DP",
     "EP",
     "MAX_NEW",
-    "LADDER",
     "OUT",
     "ARGS",
     "MAKEFLAGS",
@@ -85,7 +84,6 @@ def test_every_variable_has_its_option() -> None:
         "DP": "1",
         "EP": "1",
         "MAX_NEW": "8",
-        "LADDER": "tp",
         "OUT": "o",
     }
     passed = _run_arguments(*(f"{name}={value}" for name, value in given.items()))

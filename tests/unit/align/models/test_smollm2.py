@@ -205,4 +205,4 @@ def test_real_prompts_have_the_stated_lengths(packaged: Path) -> None:
     prompts = read_prompts(packaged)
     assert [len(ids) for ids, _ in prompts] == [1, 7, 33, 200]
     assert prompts[1][1] == "The capital city of France is called"
-    assert len({ids[0] for ids, _ in prompts[:3]}) == 3
+    assert len({ids[0] for ids, _ in prompts}) == 4

@@ -26,6 +26,8 @@ from typing import Any
 
 import torch
 
+from torch_npu._sim import matmul
+
 __all__ = ["host_view", "install", "is_device", "to_device"]
 
 _CPU = torch.device("cpu")
@@ -300,11 +302,14 @@ _tensor_positions: dict[Any, tuple[int, ...]] = {}
 
 
 def _callable(op: Any, args: tuple[Any, ...]) -> Any:
-    """The operator to call for these arguments.
+    """What to call on the host for these arguments.
 
     A Python number where a tensor is expected (``x % 16``) reaches a boxed kernel as the number. Its overloads for
     scalars promote types as a number does, which a 0-d tensor would not; choosing among overloads finds them.
     """
+    kernel = matmul.KERNELS.get(op)
+    if kernel is not None:
+        return kernel
     positions = _tensor_positions.get(op)
     if positions is None:
         kinds = [argument.type.kind() for argument in op._schema.arguments if not argument.kwarg_only]

@@ -1,0 +1,51 @@
+"""Matrix products of half-precision tensors, as a matrix unit computes them: exact products, float32 sums, one rounding.
+
+A CPU's own kernels for bfloat16 and float16 do the same and take up to eight times as long for many rows. With
+``native`` numerics the CPU's kernels are kept: then results are those of transformers, bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_npu._sim import numerics
+
+#: Fewer rows than this are faster in the tensor's own dtype, because the weights are not converted.
+MIN_ROWS = 4
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def _suits(left: torch.Tensor, out: torch.Tensor) -> bool:
+    return not numerics.is_native() and left.dtype in _HALF and left.shape[0] >= MIN_ROWS and out.numel() > 0
+
+
+def mm_out(left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    """``left @ right``: ``[rows, inner] @ [inner, columns]`` into ``out`` ``[rows, columns]``."""
+    if not _suits(left, out):
+        return torch.ops.aten.mm.out(left, right, out=out)
+    return out.copy_(torch.mm(left.float(), right.float()))
+
+
+def addmm_out(
+    bias: torch.Tensor,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """``beta * bias + alpha * left @ right`` into ``out`` ``[rows, columns]``; ``bias`` broadcasts."""
+    if not _suits(left, out):
+        return torch.ops.aten.addmm.out(bias, left, right, beta=beta, alpha=alpha, out=out)
+    return out.copy_(torch.addmm(bias.float(), left.float(), right.float(), beta=beta, alpha=alpha))
+
+
+#: What the device's fallback calls in place of the CPU's operator.
+KERNELS: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.ops.aten.mm.out: mm_out,
+    torch.ops.aten.addmm.out: addmm_out,
+}
