@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import sys
 import types
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ SIMNPU = HERE.parents[4] / "envs" / "simnpu" / "path"
 if "torch_npu" not in sys.modules:
     # A bare parent package, so that torch_npu/__init__.py does not run.
     parent = types.ModuleType("torch_npu")
+    # With a spec, because transformers asks whether the package is there (and then finds that torch has no npu).
+    parent.__spec__ = importlib.machinery.ModuleSpec("torch_npu", None, is_package=True)
     parent.__path__ = [str(SIMNPU / "torch_npu")]
     sys.modules["torch_npu"] = parent
 sys.path.insert(0, str(HERE))
