@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from rich.console import Console
 
 from adapters.base import SIDES
 from align.case.build import NewCase, new_case
 from align.case.prompts import EncodedPrompt
-from align.case.schema import Batch, Case, Decoding, load_case
+from align.case.schema import Batch, Case, Decoding, explain, load_case
 from align.compare.noise import NoisePolicy
 from align.compare.tokens import TokenComparison, compare_tokens
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
 from align.layout import Layout
-from align.models.cache import cache_dir
 from align.models.info import ModelInfo
 from align.models.resolve import resolve_model
 from align.report import terminal
@@ -27,6 +27,7 @@ from align.run.directory import RunDirectory
 from align.run.record import run_record, tokens_record
 from align.run.session import Outcome, Session
 from align.run.side import Limits
+from envs.home import align_home
 from envs.profiles import Interpreter, resolve
 
 DEFAULT_MODEL = "qwen3"
@@ -72,7 +73,7 @@ def execute(settings: RunSettings) -> int:
         for role, engine in zip(SIDES, (case.candidate, case.reference), strict=True)
     }
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", info.name)
-    directory = RunDirectory(settings.out, cache_dir() / "runs", label)
+    directory = RunDirectory(settings.out, align_home() / "runs", label)
     directory.write("case.json", case.to_text())
     terminal.show_prompts(console, made.prompts, settings.verbose)
     outcome, comparisons = _compare(settings, case, info, interpreters, directory, console)
@@ -168,14 +169,12 @@ def _case(settings: RunSettings, say: Any) -> tuple[ModelInfo, NewCase]:
     except ValueError as error:
         raise UserError(str(error), "correct --tp, --dp or --ep") from None
     extra: dict[str, Any] = {} if settings.dtype is None else {"dtype": settings.dtype}
-    made = new_case(
-        info,
-        prompts_file=settings.prompts,
-        layout=layout,
-        decoding=None if settings.max_new_tokens is None else Decoding(max_new_tokens=settings.max_new_tokens),
-        batch=None if settings.block_size is None else Batch(block_size=settings.block_size),
-        **extra,
-    )
+    try:
+        decoding = None if settings.max_new_tokens is None else Decoding(max_new_tokens=settings.max_new_tokens)
+        batch = None if settings.block_size is None else Batch(block_size=settings.block_size)
+    except ValidationError as error:
+        raise explain(error, "the command line") from None
+    made = new_case(info, prompts_file=settings.prompts, layout=layout, decoding=decoding, batch=batch, **extra)
     return info, made
 
 

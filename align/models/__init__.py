@@ -1,8 +1,7 @@
 """Models: presets that are built on demand, and local checkpoints."""
 
-from align.models.cache import cache_dir
 from align.models.info import ModelInfo, read_info
 from align.models.presets import PRESETS, Preset
 from align.models.resolve import resolve_model
 
-__all__ = ["PRESETS", "ModelInfo", "Preset", "cache_dir", "read_info", "resolve_model"]
+__all__ = ["PRESETS", "ModelInfo", "Preset", "read_info", "resolve_model"]

@@ -12,23 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from align.errors import UserError
+from envs.home import align_home
 
 #: Says what is going on during a build; called with one short line.
 Say = Callable[[str], None]
 
 
-def cache_dir() -> Path:
-    """``$ALIGN_HOME``, else ``$XDG_CACHE_HOME/align``, else ``~/.cache/align``; not created."""
-    home = os.environ.get("ALIGN_HOME")
-    if home:
-        return Path(home).expanduser().absolute()
-    xdg = os.environ.get("XDG_CACHE_HOME")
-    return (Path(xdg) if xdg else Path.home() / ".cache").absolute() / "align"
-
-
 def models_dir() -> Path:
     """Directory of the presets' checkpoints."""
-    return cache_dir() / "models"
+    return align_home() / "models"
 
 
 def storage_error(error: OSError, where: Path) -> UserError:
@@ -37,14 +29,14 @@ def storage_error(error: OSError, where: Path) -> UserError:
         return UserError(
             f"no space left while writing {where}",
             f"free some space there (nothing half written was kept), or point ALIGN_HOME to a larger disk; "
-            f"now it is {cache_dir()}",
+            f"now it is {align_home()}",
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         reason = "the file system is read-only" if error.errno == errno.EROFS else "permission denied"
         return UserError(f"cannot write {where}: {reason}", "set ALIGN_HOME to a directory that you may write to")
     return UserError(
         f"cannot write {where}: {error.strerror or error}",
-        f"check that {cache_dir()} is a directory on a working disk, or set ALIGN_HOME to another one",
+        f"check that {align_home()} is a directory on a working disk, or set ALIGN_HOME to another one",
     )
 
 

@@ -150,7 +150,7 @@ def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Byte-level vocabulary (any text can be written) and its merges: letter pairs, then a space and a
     letter.
     """
-    from tokenizers.pre_tokenizers import ByteLevel  # type: ignore[import-untyped]
+    from tokenizers.pre_tokenizers import ByteLevel
 
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     merges = [(first, second) for first in letters for second in letters]
@@ -165,7 +165,7 @@ def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 def write_tokenizer(folder: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json. Texts get no BOS; the chat template writes one."""
-    from tokenizers import (  # type: ignore[import-untyped]
+    from tokenizers import (
         AddedToken,
         Tokenizer,
         decoders,

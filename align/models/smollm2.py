@@ -151,7 +151,7 @@ def read_weights(reader: Any, config: dict[str, Any]) -> dict[str, torch.Tensor]
 
 def make_tokenizer(meta: dict[str, Any]) -> Any:
     """The byte-level BPE tokenizer that the metadata describes (``smollm``: digits are split one by one)."""
-    from tokenizers import (  # type: ignore[import-untyped]
+    from tokenizers import (
         AddedToken,
         Tokenizer,
         decoders,

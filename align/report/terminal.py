@@ -84,6 +84,13 @@ def show_summary(
             console.print(f"  {escape(describe(difference))}", highlight=False)
         if len(differences) > _SHOWN_DIFFERENCES:
             console.print(f"  … and {len(differences) - _SHOWN_DIFFERENCES} more in tokens.json", highlight=False)
+    compared = comparisons.get("replay", free)
+    if compared.noise_above_cap:
+        console.print(
+            f"[yellow]logprobs differ by up to {compared.noise:.3g}, more than rounding explains "
+            f"({compared.policy.cap:.3g}): tokens alone would not show a small fault[/yellow]",
+            highlight=False,
+        )
     _show_conditions(console, outcome)
     simulated = any(side.launched is not None and side.launched.simulated for side in outcome.sides.values())
     if simulated:

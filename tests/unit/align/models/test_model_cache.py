@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from align.errors import UserError
-from align.models.cache import build_once, cache_dir, models_dir
+from align.models.cache import build_once, models_dir
 
 
 def write_two_files(folder: Path) -> None:
@@ -52,12 +52,12 @@ def endless_build(target: str, started: str) -> None:
         ({"ALIGN_HOME": "~/c", "HOME": "/h"}, "/h/c"),
     ],
 )
-def test_cache_dir(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str) -> None:
+def test_models_live_in_the_cache(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str) -> None:
     for name in ("ALIGN_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert cache_dir() == Path(expected)
+    assert models_dir() == Path(expected, "models")
     assert models_dir() == Path(expected) / "models"
 
 

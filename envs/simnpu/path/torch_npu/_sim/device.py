@@ -367,6 +367,25 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
     return target
 
 
+def _to_copy(
+    tensor: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,
+) -> torch.Tensor:
+    """``Tensor.to`` of a device tensor. ATen's own would ask for pinned host memory when it may return early."""
+    keep = memory_format or torch.preserve_format
+    copy = host_view(tensor).to(dtype=dtype or tensor.dtype, memory_format=keep, copy=True)
+    target = device or tensor.device
+    if target.type == "npu":
+        return to_device(copy, _resolve(target))
+    return copy if target.type == "cpu" else copy.to(target)
+
+
 def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     if target.shape != source.shape:
         _resize(target, source.shape)
@@ -489,6 +508,7 @@ def _restore_storage(storage: Any, location: str) -> Any:
 
 
 _library: torch.library.Library | None = None
+_overrides: torch.library.Library | None = None
 
 
 def install(module: Any) -> None:
@@ -497,7 +517,7 @@ def install(module: Any) -> None:
     Raises:
         RuntimeError: another backend already took the name of the private device.
     """
-    global _library
+    global _library, _overrides
     if _library is not None:
         return
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -505,5 +525,7 @@ def install(module: Any) -> None:
     _setup_privateuseone_for_python_backend("npu", module, _Hooks(), _Guard())
     _library = torch.library.Library("_", "IMPL")
     _library.fallback(_fallback, "PrivateUse1")
+    _overrides = torch.library.Library("aten", "IMPL")
+    _overrides.impl("_to_copy", _to_copy, "PrivateUse1")
     # Smaller numbers are asked first; torch's own handler of private devices registers at 21.
     torch.serialization.register_package(19, _storage_location, _restore_storage)
