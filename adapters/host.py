@@ -150,13 +150,15 @@ class EngineHost:
         return self._guarded(lambda: list(self._adapter.observe()))
 
     def generate(self, requests: Sequence[Request], top_k: int) -> RunResult | Failure:
-        self._progress("generate", f"{len(requests)} requests")
-        return self._guarded(lambda: self._adapter.generate(requests, top_k))
+        return self._guarded(lambda: self._run("generate", requests, top_k))
 
     def replay(self, requests: Sequence[Request], top_k: int) -> RunResult | Failure:
-        self._progress("replay", f"{len(requests)} requests")
-        return self._guarded(lambda: self._adapter.replay(requests, top_k))
+        return self._guarded(lambda: self._run("replay", requests, top_k))
+
+    def _run(self, method: str, requests: Sequence[Request], top_k: int) -> RunResult:
+        self._progress(method, f"{len(requests)} requests")
+        result: RunResult = getattr(self._adapter, method)(requests, top_k)
+        return result
 
     def close(self) -> Failure | None:
-        self._progress("close")
         return self._guarded(self._adapter.close)

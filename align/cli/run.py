@@ -25,7 +25,7 @@ from align.report import terminal
 from align.report.live import LiveProgress
 from align.run.directory import RunDirectory
 from align.run.record import run_record, tokens_record
-from align.run.session import Outcome, Session
+from align.run.session import Outcome, Session, check_launchable
 from align.run.side import Limits
 from envs.home import align_home
 from envs.profiles import Interpreter, resolve
@@ -68,6 +68,7 @@ def execute(settings: RunSettings) -> int:
     numerics = _numerics(settings)
     info, made = _case(settings, lambda line: console.print(line, highlight=False))
     case = made.case
+    check_launchable(case)
     interpreters = {
         role: _with_numerics(resolve(settings.device, engine), numerics.get(role))
         for role, engine in zip(SIDES, (case.candidate, case.reference), strict=True)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ _OBJECT_STORE_BYTES = 100 << 20
 #: Unix socket paths end at 107 characters, and Ray appends about 60 to its directory.
 _MAX_TEMP_DIR = 45
 _GUARDIAN_SECONDS = 10.0
+_REAP_SECONDS = 2.0
 
 
 #: prctl(2): orphaned descendants become children of this process.
@@ -37,9 +39,12 @@ def _adopt_orphans() -> None:
 
 
 def _reap() -> None:
+    """Collect what was adopted. All of it has been ended, so this takes a moment at most."""
+    deadline = time.monotonic() + _REAP_SECONDS
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.02)
 
 
 class Cluster:
@@ -77,6 +82,10 @@ class Cluster:
 
     def _connect(self) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        if not self.address:
+            # Ray replaces a loopback address by the machine's own, unless it is told that clusters are off; only then
+            # do its servers listen on the loopback interface alone.
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         import ray
 
         # Ray puts its own handler in place of ours, and answers SIGTERM with a stack trace.

@@ -13,6 +13,7 @@ from adapters.base import SIDES, EngineSpec, Observation, Request, RunResult
 from adapters.host import Launched
 from align.case.capacity import capacity
 from align.case.schema import Case
+from align.errors import UserError
 from align.models.info import ModelInfo
 from align.run.cluster import Cluster
 from align.run.side import Aborted, Limits, Side
@@ -44,6 +45,20 @@ class Outcome:
     """Both sides of a run, by role."""
 
     sides: dict[str, SideOutcome]
+
+
+def check_launchable(case: Case) -> None:
+    """Refuse what no adapter launches yet, before anything is started.
+
+    Raises:
+        UserError: a layout with data or expert parallelism.
+    """
+    layout = case.layout
+    if layout.dp != 1 or layout.ep != 1:
+        raise UserError(
+            f"layout tp{layout.tp} dp{layout.dp} ep{layout.ep} is not launched by this version",
+            "use dp 1 and ep 1; tensor parallelism (tp) works on both engines",
+        )
 
 
 def engine_spec(

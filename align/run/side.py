@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -188,19 +189,22 @@ class Side:
     def _failed(self, what: str) -> SideError:
         log = self.directory / "engine.log"
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+        full = os.strerror(errno.ENOSPC) in what
         return SideError(
             self.role,
             f"the {self.role} ({self.engine}) {what}",
-            f"read its log, {log}; then run the same command again",
+            f"free disk space at {self.directory}, or choose --out elsewhere"
+            if full
+            else f"read its log, {log}; then run the same command again",
             tuple(line for line in lines if line.strip())[-_LOG_LINES:],
         )
 
 
 def _reason(error: Exception) -> str:
-    text = str(error)
-    if "SIGKILL" in text or "ActorDied" in type(error).__name__:
+    if "ActorDied" in type(error).__name__ or "WorkerCrashed" in type(error).__name__:
         return "its process was killed or crashed"
-    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    cause = getattr(error, "cause", None) or error
+    return f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause).strip() else 'no message'}"
 
 
 class _Growth:
