@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from adapters.base import Adapter, EngineSpec, Observation, Request, RunResult
 
@@ -32,6 +32,8 @@ ADAPTERS = {
 #: Distributions whose versions describe a side.
 _DISTRIBUTIONS = ("lmdeploy", "dlinfer-ascend", "vllm", "vllm-ascend", "torch", "torch-npu", "transformers", "ray")
 _PARENT_POLL_SECONDS = 0.5
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,15 @@ class Launched:
 
 
 def _children(pid: int) -> list[int]:
-    """Processes below ``pid``, nearest first, from /proc: psutil need not be in the engine's interpreter."""
+    """Live processes below ``pid``, nearest first, from /proc: psutil need not be in the engine's interpreter."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError):
-                # The command name is in parentheses and may hold spaces; the parent is the second field behind it.
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                parents.setdefault(parent, []).append(int(entry.name))
+                # The command name is in parentheses and may hold spaces; state and parent come behind it.
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                if state not in "ZX":
+                    parents.setdefault(int(parent), []).append(int(entry.name))
     found: list[int] = []
     queue = [pid]
     while queue:
@@ -102,6 +105,7 @@ class EngineHost:
 
     def __init__(self, engine: str, work_dir: str) -> None:
         self._dir = Path(work_dir)
+        self._lock = threading.Lock()
         log = os.open(self._dir / "engine.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -113,12 +117,13 @@ class EngineHost:
 
     def _progress(self, stage: str, detail: str = "") -> None:
         text = json.dumps({"stage": stage, "detail": detail, "time": time.time()})
-        temporary = self._dir / "progress.json.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, self._dir / "progress.json")
+        with self._lock:  # any thread may report
+            temporary = self._dir / "progress.json.tmp"
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, self._dir / "progress.json")
         print(f"[align] {stage} {detail}", flush=True)
 
-    def _guarded(self, call: Callable[[], Any]) -> Any:
+    def _guarded(self, call: Callable[[], T]) -> T | Failure:
         try:
             return call()
         except Exception as error:

@@ -139,10 +139,7 @@ class LmdeployAdapter(Adapter):
             ProbeSpec(
                 self._generation,
                 top_k,
-                {
-                    key: RequestSpec(r.name, len(r.token_ids), r.max_new_tokens, r.forced)
-                    for key, r in keys.items()
-                },
+                {key: RequestSpec(r.name, len(r.token_ids), r.max_new_tokens, r.forced) for key, r in keys.items()},
             ),
         )
         started = time.perf_counter()
@@ -163,8 +160,9 @@ class LmdeployAdapter(Adapter):
             tasks[key] = asyncio.get_running_loop().create_task(self._stream(int(key), keys[key]))
 
         def known(key: str) -> bool:
+            # A request that was refused has ended and will never be known.
             session = scheduler.sessions.get(int(key))
-            return session is not None and bool(session.sequences)
+            return tasks[key].done() or (session is not None and bool(session.sequences))
 
         self._gate.arm([(request.arrival, key) for key, request in keys.items()], submit, known)
         while len(tasks) < len(keys) or not all(task.done() for task in tasks.values()):

@@ -47,7 +47,9 @@ class Gate:
     def release_next(self) -> None:
         """The engine ran dry before a later arrival was due: it arrives now."""
         if self._waiting:
-            self._due = self._release(self._waiting[0][0])
+            # Later arrivals keep their distance to this one, as they do in an engine that is stepped from outside.
+            self._step = max(self._step, self._waiting[0][0])
+            self._due = self._release(self._step)
 
     async def _admit(self) -> None:
         if self._submit is None or self._known is None:

@@ -58,9 +58,7 @@ def _wrap_forward(original: Any) -> Any:
         if inputs.is_dummy or _state.sessions is None:
             log.dummy()
         else:
-            log.step(
-                zip(_state.sessions, inputs.history_lengths.tolist(), inputs.seq_length.tolist(), strict=True)
-            )
+            log.step(zip(_state.sessions, inputs.history_lengths.tolist(), inputs.seq_length.tolist(), strict=True))
         return await original(self, inputs, *args, **kwargs)
 
     return forward

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.abc
-import importlib.util
 import os
 import sys
 from types import ModuleType
@@ -23,17 +22,13 @@ HOOKS = {
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    def __init__(self) -> None:
-        self._busy = False
-
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> Any:
-        if name not in HOOKS or self._busy:
+        if name not in HOOKS:
             return None
-        self._busy = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._busy = False
+        # What the finders behind this one say: a fresh loader, also for a reload.
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        found = (finder.find_spec(name, path, target) for finder in behind)
+        spec = next((one for one in found if one is not None), None)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module

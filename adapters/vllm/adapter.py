@@ -130,10 +130,7 @@ class VllmAdapter(Adapter):
             ProbeSpec(
                 self._generation,
                 top_k,
-                {
-                    key: RequestSpec(r.name, len(r.token_ids), r.max_new_tokens, r.forced)
-                    for key, r in keys.items()
-                },
+                {key: RequestSpec(r.name, len(r.token_ids), r.max_new_tokens, r.forced) for key, r in keys.items()},
             ),
         )
         started = time.perf_counter()

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.exceptions import TyperException
 
 from align.errors import EXIT_NOT_COMPARABLE, SideError, UserError
+
+#: What typer answers for Ctrl-C.
+EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     name="align",
@@ -36,10 +41,12 @@ def run_command(
         str | None, typer.Option(help="Preset (qwen3, smollm2) or a local Hugging Face checkpoint. Default: qwen3.")
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines, each with text, messages or token_ids. Default: 1, 7, 33, 200 tokens.")
+        Path | None,
+        typer.Option(help="JSON lines, each with text, messages or token_ids. Default: 1, 7, 33, 200 tokens."),
     ] = None,
     case: Annotated[
-        Path | None, typer.Option(help="Run the case.json of an earlier run again; replaces the options that make a case.")
+        Path | None,
+        typer.Option(help="Run the case.json of an earlier run again; replaces the options that make a case."),
     ] = None,
     device: Annotated[str, typer.Option(help="simnpu (simulated, runs anywhere) or ascend.")] = "simnpu",
     dtype: Annotated[str | None, typer.Option(help="bfloat16 (bf16) or float16 (fp16). Default: bfloat16.")] = None,
@@ -97,16 +104,21 @@ def run_command(
 
 
 def _guarded(work: Any, debug: bool) -> int:
-    """Run ``work``; user errors become a message and an exit code."""
-    from envs.errors import EnvError
-
+    """Run ``work``; errors become a message and an exit code that no verdict has."""
     signal.signal(signal.SIGTERM, _terminated)
     try:
         return int(work())
-    except (UserError, EnvError) as error:
+    except UserError as error:
         if debug:
-            raise
+            traceback.print_exc()
         _say_error(error)
+        return error.exit_code
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        what = f"this is a defect of align: {type(error).__name__}: {error}"
+        hint = "report it with the traceback above" if debug else "run it again with --debug and report what it prints"
+        _say_error(UserError(what, hint))
         return EXIT_NOT_COMPARABLE
 
 
@@ -115,11 +127,11 @@ def _terminated(number: int, frame: Any) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _say_error(error: Any) -> None:
+def _say_error(error: UserError) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
     if isinstance(error, SideError) and error.log_tail:
         console.print(f"[dim]last lines of the {error.side}'s log:[/dim]")
         for line in error.log_tail:
@@ -131,7 +143,13 @@ def _say_error(error: Any) -> None:
 def main() -> None:
     """Entry point of the command."""
     try:
-        app()
-    except KeyboardInterrupt:
+        code = app(standalone_mode=False)
+    except TyperException as error:  # a wrong option; without any argument the help has been shown instead
+        context = getattr(error, "ctx", None)
+        command = "align" if context is None else context.command_path
+        if error.format_message():
+            _say_error(UserError(error.format_message(), f"see what there is: {command} --help"))
+        sys.exit(EXIT_NOT_COMPARABLE)
+    if code == EXIT_INTERRUPTED:
         sys.stderr.write("interrupted; everything that was started has been ended\n")
-        sys.exit(130)
+    sys.exit(code)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 from rich.console import Console
@@ -62,7 +63,14 @@ def execute(settings: RunSettings) -> int:
     Raises:
         UserError, EnvError: what must change before the command can succeed.
     """
-    console = Console(quiet=settings.quiet, soft_wrap=False)
+    # emoji: a text such as ":smile:" is shown as it is.
+    console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False)
+    for option, seconds in (
+        ("--launch-timeout", settings.launch_timeout),
+        ("--step-timeout", settings.step_timeout),
+    ):
+        if not (isfinite(seconds) and seconds > 0):
+            raise UserError(f"{option} {seconds:g} is not a time", f"give seconds, for example {option} 600")
     if settings.replay not in REPLAY_MODES:
         raise UserError(f"--replay {settings.replay} is not known", f"choose one of {', '.join(REPLAY_MODES)}")
     numerics = _numerics(settings)
@@ -78,9 +86,7 @@ def execute(settings: RunSettings) -> int:
     directory.write("case.json", case.to_text())
     terminal.show_prompts(console, made.prompts, settings.verbose)
     outcome, comparisons = _compare(settings, case, info, interpreters, directory, console)
-    verdict = comparisons.get("replay", comparisons["free"]).verdict
-    if comparisons["free"].verdict == "diverged" and "replay" not in comparisons:
-        verdict = "diverged"
+    verdict = overall_verdict(comparisons)
     directory.write_json("tokens.json", tokens_record(outcome))
     directory.write_json("run.json", run_record(case, info, outcome, comparisons, verdict, sys.argv))
     if settings.quiet:
@@ -88,6 +94,19 @@ def execute(settings: RunSettings) -> int:
     else:
         terminal.show_summary(console, case, info, outcome, comparisons, verdict, directory.path)
     return EXIT_ALIGNED if verdict == "aligned" else EXIT_DIVERGED
+
+
+def overall_verdict(comparisons: dict[str, TokenComparison]) -> Literal["aligned", "diverged"]:
+    """What the free run and, if there is one, the replay say together.
+
+    A replay measures more, so it decides about every flip that it repeats. What parted in the free run and is no flip
+    of the replay is not explained by it, and stays a difference.
+    """
+    free = comparisons["free"]
+    replay = comparisons.get("replay", free)
+    ties = {(difference.request, difference.index) for difference in (*free.near_ties, *replay.near_ties)}
+    unexplained = any((difference.request, difference.index) not in ties for difference in free.differences)
+    return "diverged" if unexplained or replay.verdict == "diverged" else "aligned"
 
 
 def _compare(
@@ -164,9 +183,9 @@ def _case(settings: RunSettings, say: Any) -> tuple[ModelInfo, NewCase]:
             for request in case.requests
         )  # fmt: skip
         return info, NewCase(case, prompts)
-    info = resolve_model(settings.model or DEFAULT_MODEL, say)
+    info = resolve_model(DEFAULT_MODEL if settings.model is None else settings.model, say)
     try:
-        layout = Layout(*(value or 1 for value in settings.layout))
+        layout = Layout(*(1 if value is None else value for value in settings.layout))
     except ValueError as error:
         raise UserError(str(error), "correct --tp, --dp or --ep") from None
     extra: dict[str, Any] = {} if settings.dtype is None else {"dtype": settings.dtype}

@@ -31,7 +31,7 @@ class LiveProgress:
     def __init__(self, console: Console, engines: dict[str, str], quiet: bool = False) -> None:
         self._console, self._engines, self._quiet = console, engines, quiet
         self._lock = threading.Lock()
-        self._stages = {role: ("wait", "") for role in SIDES}
+        self._stages = dict.fromkeys(SIDES, ("wait", ""))
         self._since = dict.fromkeys(SIDES, time.monotonic())
         self._said = dict.fromkeys(SIDES, 0.0)
         self._started = time.monotonic()

@@ -76,15 +76,18 @@ def show_summary(
     """The verdict in a sentence, tokens per request, flips, conditions, and what to do next."""
     free = comparisons["free"]
     _show_tokens(console, outcome, free, decoder(info))
-    differences = [*free.differences] if "replay" not in comparisons else [*comparisons["replay"].differences]
+    compared = comparisons.get("replay", free)
+    # What a replay does not repeat is known from the free run alone.
+    differences = compared.differences or free.differences
     if differences:
-        where = "teacher-forced along the reference" if "replay" in comparisons else "free-running"
+        where = (
+            "teacher-forced along the reference" if compared.differences and compared is not free else "free-running"
+        )
         console.print(f"differences ({where}):", highlight=False)
         for difference in differences[:_SHOWN_DIFFERENCES]:
             console.print(f"  {escape(describe(difference))}", highlight=False)
         if len(differences) > _SHOWN_DIFFERENCES:
             console.print(f"  … and {len(differences) - _SHOWN_DIFFERENCES} more in tokens.json", highlight=False)
-    compared = comparisons.get("replay", free)
     if compared.noise_above_cap:
         console.print(
             f"[yellow]logprobs differ by up to {compared.noise:.3g}, more than rounding explains "
@@ -147,7 +150,7 @@ def _show_conditions(console: Console, outcome: Outcome) -> None:
         row = []
         for side in outcome.sides.values():
             seen = [observation for observation in side.observations if observation.name == name]
-            row.append("unknown" if not seen or seen[0].value is None else str(seen[0].value))
+            row.append("unknown" if not seen or seen[0].value is None else escape(str(seen[0].value)))
         table.add_row(name, *row)
     console.print(table)
 

@@ -6,7 +6,9 @@ import contextlib
 import ctypes
 import logging
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,11 @@ _OBJECT_STORE_BYTES = 100 << 20
 _MAX_TEMP_DIR = 45
 _GUARDIAN_SECONDS = 10.0
 _REAP_SECONDS = 2.0
+_CONNECT_SECONDS = 5.0
+#: Where Ray keeps a user's token.
+_RAY_TOKEN = Path.home() / ".ray" / "auth_token"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_ADDRESS_HINT = "check the address with 'ray status --address …', or unset RAY_ADDRESS for a cluster of this run's own"
 
 
 #: prctl(2): orphaned descendants become children of this process.
@@ -47,6 +54,12 @@ def _reap() -> None:
                 time.sleep(0.02)
 
 
+def _host_and_port(address: str) -> tuple[str, int | None]:
+    """The parts of ``host:port``; no port for Ray's other forms (``auto``, ``ray://…``)."""
+    host, _, port = address.rpartition(":")
+    return (host.strip("[]"), int(port)) if host and port.isdigit() and "/" not in address else (address, None)
+
+
 class Cluster:
     """Context manager around Ray. Everything started inside carries :attr:`run_id` in its environment.
 
@@ -63,10 +76,16 @@ class Cluster:
     # ---------------------------------------------------------------------------------------------- enter, exit
 
     def __enter__(self) -> Cluster:
-        self._temp_dir = tempfile.mkdtemp(prefix="align-")
-        if len(self._temp_dir) > _MAX_TEMP_DIR:
-            os.rmdir(self._temp_dir)
-            self._temp_dir = tempfile.mkdtemp(prefix="align-", dir="/tmp")
+        try:
+            self._temp_dir = tempfile.mkdtemp(prefix="align-")
+            if len(self._temp_dir) > _MAX_TEMP_DIR:
+                os.rmdir(self._temp_dir)
+                self._temp_dir = tempfile.mkdtemp(prefix="align-", dir="/tmp")
+        except OSError as error:
+            raise UserError(
+                f"no temporary directory can be made: {error.strerror or error}",
+                "free some space there, or name another directory: TMPDIR=/path",
+            ) from error
         _adopt_orphans()
         self._guardian = subprocess.Popen(
             [sys.executable, "-S", str(Path(guardian.__file__)), self.run_id, str(os.getpid()), self._temp_dir],
@@ -82,10 +101,14 @@ class Cluster:
 
     def _connect(self) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        if not self.address:
+        host, port = _host_and_port(self.address)
+        if not self.address or host in _LOOPBACK:
             # Ray replaces a loopback address by the machine's own, unless it is told that clusters are off; only then
-            # do its servers listen on the loopback interface alone.
+            # do its servers listen on, and its clients connect to, the loopback interface.
             os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        if port is not None:
+            self._probe(host, port)
+        self._authenticate()
         import ray
 
         # Ray puts its own handler in place of ours, and answers SIGTERM with a stack trace.
@@ -108,7 +131,7 @@ class Cluster:
         except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
             what = f"the Ray cluster at RAY_ADDRESS={self.address}" if self.address else "a local Ray cluster"
             hint = (
-                "check the address with 'ray status --address …', or unset RAY_ADDRESS to use a cluster of this run's own"
+                _ADDRESS_HINT
                 if self.address
                 else "free some memory and disk space in the temporary directory (TMPDIR), then run the command again"
             )
@@ -118,6 +141,30 @@ class Cluster:
             os.environ.pop(guardian.MARK, None)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, ours)
+
+    def _authenticate(self) -> None:
+        """Choose Ray's token authentication, unless the user chose.
+
+        A cluster of our own gets a token of its own: Ray would otherwise write one into the user's home. To a given
+        cluster a token that is there is shown; Ray itself fails to when the address is explicit (seen with 2.60.0).
+        """
+        if "RAY_AUTH_MODE" in os.environ:
+            return
+        if not self.address:
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        elif not ("RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ or _RAY_TOKEN.is_file()):
+            return
+        os.environ["RAY_AUTH_MODE"] = "token"
+
+    def _probe(self, host: str, port: int) -> None:
+        """Ray itself tries an address where nothing listens for minutes."""
+        try:
+            socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+        except OSError as error:
+            raise UserError(
+                f"the Ray cluster at RAY_ADDRESS={self.address} could not be reached: {error.strerror or error}",
+                _ADDRESS_HINT,
+            ) from error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

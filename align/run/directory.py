@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -15,7 +16,8 @@ from align.errors import UserError
 def disk_error(error: OSError, path: Path) -> UserError:
     """An error of the file system as a sentence with a remedy."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UserError(f"no space is left where {path} is written", "free disk space there, or choose --out elsewhere")
+        message = f"no space is left where {path} is written"
+        return UserError(message, "free disk space there, or choose --out elsewhere")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return UserError(f"{path} cannot be written: {error.strerror}", "choose a writable directory with --out")
     return UserError(f"{path} cannot be written: {error.strerror or error}", "choose another directory with --out")
@@ -70,6 +72,8 @@ class RunDirectory:
             temporary.write_text(text, encoding="utf-8")
             os.replace(temporary, target)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
             raise disk_error(error, target) from error
         return target
 

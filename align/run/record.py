@@ -18,7 +18,9 @@ def side_record(side: SideOutcome) -> dict[str, Any]:
         "launched": None if side.launched is None else asdict(side.launched),
         "observed": [asdict(observation) for observation in side.observations],
         "seconds": {
-            name: result.seconds for name, result in (("free", side.free), ("replay", side.replay)) if result is not None
+            name: result.seconds
+            for name, result in (("free", side.free), ("replay", side.replay))
+            if result is not None
         },
     }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from adapters.base import SIDES, EngineSpec, Observation, Request, RunResult
-from adapters.host import Launched
+from adapters.host import ADAPTERS, Launched
 from align.case.capacity import capacity
 from align.case.schema import Case
 from align.errors import UserError
@@ -51,8 +51,14 @@ def check_launchable(case: Case) -> None:
     """Refuse what no adapter launches yet, before anything is started.
 
     Raises:
-        UserError: a layout with data or expert parallelism.
+        UserError: an engine that is no side, or a layout with data or expert parallelism.
     """
+    for role, engine in zip(SIDES, (case.candidate, case.reference), strict=True):
+        if engine not in ADAPTERS:
+            raise UserError(
+                f"the case's {role} is {engine}, which is not launched as a side",
+                f"name one of {', '.join(ADAPTERS)} as {role} in the case file",
+            )
     layout = case.layout
     if layout.dp != 1 or layout.ep != 1:
         raise UserError(
@@ -61,9 +67,7 @@ def check_launchable(case: Case) -> None:
         )
 
 
-def engine_spec(
-    case: Case, info: ModelInfo, *, engine: str, role: str, device: str, work_dir: Path
-) -> EngineSpec:
+def engine_spec(case: Case, info: ModelInfo, *, engine: str, role: str, device: str, work_dir: Path) -> EngineSpec:
     """What one engine is asked for. Both engines get the same numbers.
 
     Room is made for exactly this case, so that neither engine splits a prefill, preempts, or has memory to reuse that
@@ -130,16 +134,20 @@ class Session:
         for role in SIDES:
             self._watcher.update(role, "wait", "for Ray")
         self._cluster.__enter__()
-        for role in SIDES:
-            self._sides[role] = Side(
-                self._cluster,
-                role,
-                self._interpreters[role],
-                self._directory / role,
-                self._limits,
-                lambda stage, detail, role=role: self._watcher.update(role, stage, detail),  # type: ignore[misc]
-                self._abort,
-            )
+        try:
+            for role in SIDES:
+                self._sides[role] = Side(
+                    self._cluster,
+                    role,
+                    self._interpreters[role],
+                    self._directory / role,
+                    self._limits,
+                    lambda stage, detail, role=role: self._watcher.update(role, stage, detail),  # type: ignore[misc]
+                    self._abort,
+                )
+        except BaseException:
+            self._cluster.close()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -183,9 +191,7 @@ class Session:
         """Free-running greedy generation on both sides."""
 
         def run(role: str) -> None:
-            self.outcome.sides[role].free = self._sides[role].generate(
-                self._requests, self._case.decoding.top_logprobs
-            )
+            self.outcome.sides[role].free = self._sides[role].generate(self._requests, self._case.decoding.top_logprobs)
 
         self._both(run)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -19,6 +20,7 @@ from adapters.host import EngineHost, Failure, Launched
 from align.errors import SideError
 from align.run import guardian
 from align.run.cluster import Cluster
+from align.run.directory import disk_error
 from envs.profiles import Interpreter
 
 _POLL_SECONDS = 0.2
@@ -41,7 +43,7 @@ class Limits:
     close: float = 15.0
 
 
-class Aborted(Exception):
+class Aborted(Exception):  # noqa: N818 - the other side's error is the error
     """The other side failed, so this one stopped waiting."""
 
 
@@ -70,7 +72,10 @@ class Side:
         self._on_progress, self._abort = on_progress, abort
         self._actor: Any = None
         self.launched: Launched | None = None
-        directory.mkdir(parents=True)
+        try:
+            directory.mkdir(parents=True)
+        except OSError as error:
+            raise disk_error(error, directory) from error
 
     # ------------------------------------------------------------------------------------------------- operations
 
@@ -81,9 +86,7 @@ class Side:
             "PYTHONPATH": os.pathsep.join([*self._interpreter.pythonpath, str(probe.PATH)]),
             "ALIGN_PROBE_DIR": str(self.directory),
         }
-        self._actor = self._cluster.actor(
-            EngineHost, self._interpreter.python, env, self.engine, str(self.directory)
-        )
+        self._actor = self._cluster.actor(EngineHost, self._interpreter.python, env, self.engine, str(self.directory))
         deadline = time.monotonic() + self.limits.launch
         launched: Launched = self._call(
             "launch", (spec,), lambda: time.monotonic() > deadline, f"did not start within {self.limits.launch:.0f} s"
@@ -132,7 +135,8 @@ class Side:
         pids = [] if self.launched is None else [self.launched.pid, *self.launched.workers]
         for pid in pids:
             if pid in guardian.marked(self._cluster.run_id):
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it may end between the two lines
+                    os.kill(pid, signal.SIGKILL)
 
     # ---------------------------------------------------------------------------------------------------- waiting
 
@@ -158,7 +162,7 @@ class Side:
             self._report(detail)
             if self._abort.is_set():
                 raise Aborted
-            dead = self._dead_worker()
+            dead = None if method == "close" else self._dead_worker()
             if dead is not None:
                 self.kill()
                 raise self._failed(f"lost its worker process {dead} during {method}")
@@ -172,11 +176,8 @@ class Side:
 
     def _dead_worker(self) -> int | None:
         """A worker that is gone although the actor lives: some engines then wait for ever."""
-        if self.launched is not None:
-            for pid in self.launched.workers:
-                if not Path(f"/proc/{pid}").exists():
-                    return pid
-        return None
+        workers = () if self.launched is None else self.launched.workers
+        return next((pid for pid in workers if _is_gone(pid)), None)
 
     def _report(self, detail: Callable[[], str] | None) -> None:
         try:
@@ -198,6 +199,15 @@ class Side:
             else f"read its log, {log}; then run the same command again",
             tuple(line for line in lines if line.strip())[-_LOG_LINES:],
         )
+
+
+def _is_gone(pid: int) -> bool:
+    """Whether a process has ended; its parent, which waits for an answer, may not have collected it yet."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in "ZX"
 
 
 def _reason(error: Exception) -> str:

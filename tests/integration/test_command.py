@@ -53,6 +53,16 @@ def test_other_numerics_are_noise_not_divergence(candidate: str, reference: str,
     assert comparison["noise"] > 0, "both numerics gave the same logprobs, so the switch does nothing"
 
 
+def test_the_other_soc_generation_runs(tmp_path: Path) -> None:
+    """A2 is the default of every other test."""
+    out = tmp_path / "out"
+    done = run_align("run", "--max-new-tokens", "4", "--out", str(out), ALIGN_SIMNPU_SOC="A3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for side in json.loads((out / "run.json").read_text())["sides"].values():
+        observed = {entry["name"]: entry["value"] for entry in side["observed"]}
+        assert 250 <= observed["soc_version"] <= 255
+
+
 def test_tensor_parallel_two_runs_on_both_engines(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = run_align("run", "--tp", "2", "--out", str(out))

@@ -8,7 +8,8 @@ gloo does not, so those run as broadcasts and as a sum that is sliced.
 
 from __future__ import annotations
 
-from collections import deque
+import warnings
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch_npu._sim.device import host_view, is_device
 
 #: Device tensors of collectives that may still be running: gloo holds only the host views.
-_in_flight: deque[tuple[Any, list[torch.Tensor]]] = deque()
+_in_flight: list[tuple[Any, list[torch.Tensor]]] = []
 
 #: Process groups by the name get_hccl_comm_name gave them, for operators that address a group by name.
 groups: dict[str, Any] = {}
@@ -28,6 +29,9 @@ def _host(value: Any, kept: list[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         if not is_device(value):
             return value
+        if not value.is_contiguous():
+            # gloo would take the bytes between the elements for elements.
+            raise RuntimeError(f"simnpu: hccl needs contiguous tensors, got strides {value.stride()}")
         kept.append(value)
         return host_view(value)
     if isinstance(value, (list, tuple)):
@@ -36,9 +40,9 @@ def _host(value: Any, kept: list[torch.Tensor]) -> Any:
 
 
 def _keep(work: Any, tensors: list[torch.Tensor]) -> None:
-    while _in_flight and _in_flight[0][0].is_completed():
-        _in_flight.popleft()
-    _in_flight.append((work, tensors))
+    _in_flight[:] = [(other, kept) for other, kept in _in_flight if not other.is_completed()]
+    if not work.is_completed():
+        _in_flight.append((work, tensors))
 
 
 def _on_host(op: Any) -> Any:
@@ -46,14 +50,29 @@ def _on_host(op: Any) -> Any:
         kept: list[torch.Tensor] = []
         result = op(*[_host(value, kept) for value in args], **{k: _host(v, kept) for k, v in kwargs.items()})
         work = result[-1] if isinstance(result, (list, tuple)) else result
-        if hasattr(work, "is_completed"):
-            _keep(work, kept)
+        if isinstance(work, torch.ScriptObject):  # a Work, as the dispatcher carries it
+            _keep(dist.Work.unbox(work), kept)
         if isinstance(result, (list, tuple)):
             # The first result repeats the output argument; hand back the device tensors.
             return (args[0], *result[1:])
         return result
 
     return collective
+
+
+class _Together:
+    """Several works as one."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = works
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        for work in self._works:
+            _ = work.wait() if timeout is None else work.wait(timeout)
+        return True
 
 
 def _uneven(tensors: list[torch.Tensor]) -> bool:
@@ -74,7 +93,7 @@ def _install_uneven() -> None:
                 target.copy_(tensor)
             source = dist.get_global_rank(group, rank) if group is not None else rank
             works.append(c10d.broadcast(target, src=source, group=group, async_op=async_op))
-        return works[-1] if async_op else None
+        return _Together(works) if async_op else None
 
     def scatter(
         output: torch.Tensor, input_list: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
@@ -82,7 +101,9 @@ def _install_uneven() -> None:
         if not is_device(output):
             return reduce_scatter(output, input_list, op=op, group=group, async_op=async_op)
         if async_op:
-            raise RuntimeError("simnpu: reduce_scatter of a tensor list runs synchronously; call it with async_op=False")
+            raise RuntimeError(
+                "simnpu: reduce_scatter of a tensor list runs synchronously; call it with async_op=False"
+            )
         flat = torch.cat([tensor.reshape(-1) for tensor in input_list])
         dist.all_reduce(flat, op=op, group=group)
         start = sum(tensor.numel() for tensor in input_list[: dist.get_rank(group)])
@@ -123,6 +144,7 @@ def install() -> None:
         if schema.name.startswith("c10d::") and not schema.overload_name:
             name = schema.name.removeprefix("c10d::")
             overloads = getattr(torch.ops.c10d, name)
-            with torch._C._DisableTorchDispatch():
+            with torch._C._DisableTorchDispatch(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that torch's own kernels are replaced
                 _library.impl(name, _on_host(overloads.default), "PrivateUse1", allow_override=True)
     _install_uneven()

@@ -1,7 +1,8 @@
-"""Matrix products of half-precision tensors, as a matrix unit computes them: exact products, float32 sums, one rounding.
+"""Matrix products of half-precision tensors as a matrix unit computes them.
 
-A CPU's own kernels for bfloat16 and float16 do the same and take up to eight times as long for many rows. With
-``native`` numerics the CPU's kernels are kept: then results are those of transformers, bit by bit.
+Products are exact, sums are float32, and the result is rounded once. A CPU's own kernels for bfloat16 and float16 do
+the same and take up to eight times as long for many rows. With ``native`` numerics the CPU's kernels are kept: then
+results are those of transformers, bit by bit.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ MIN_ROWS = 4
 _HALF = (torch.bfloat16, torch.float16)
 
 
-def _suits(left: torch.Tensor, out: torch.Tensor) -> bool:
-    return not numerics.is_native() and left.dtype in _HALF and left.shape[0] >= MIN_ROWS and out.numel() > 0
+def _suits(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> bool:
+    if numerics.is_native() or left.dtype not in _HALF or left.dtype != right.dtype or left.dim() != 2:
+        return False
+    # The operator's own kernel refuses what does not fit, and resizes an output of another shape.
+    return right.dim() == 2 and left.shape[0] >= MIN_ROWS and out.shape == (left.shape[0], right.shape[1])
 
 
 def mm_out(left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     """``left @ right``: ``[rows, inner] @ [inner, columns]`` into ``out`` ``[rows, columns]``."""
-    if not _suits(left, out):
-        return torch.ops.aten.mm.out(left, right, out=out)
+    if not _suits(left, right, out):
+        torch.ops.aten.mm.out(left, right, out=out)
+        return out
     return out.copy_(torch.mm(left.float(), right.float()))
 
 
@@ -39,8 +44,9 @@ def addmm_out(
     out: torch.Tensor,
 ) -> torch.Tensor:
     """``beta * bias + alpha * left @ right`` into ``out`` ``[rows, columns]``; ``bias`` broadcasts."""
-    if not _suits(left, out):
-        return torch.ops.aten.addmm.out(bias, left, right, beta=beta, alpha=alpha, out=out)
+    if not _suits(left, right, out):
+        torch.ops.aten.addmm.out(bias, left, right, beta=beta, alpha=alpha, out=out)
+        return out
     return out.copy_(torch.addmm(bias.float(), left.float(), right.float(), beta=beta, alpha=alpha))
 
 

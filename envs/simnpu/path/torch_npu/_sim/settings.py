@@ -44,7 +44,7 @@ _settings: Settings | None = None
 
 def _positive(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{name}={text!r} is not a positive whole number; unset it for the default, {default}")
     return int(text)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,8 +52,9 @@ def _no_pinning(_: Any) -> None:
 
     for name in ("empty", "zeros", "ones", "full", "tensor", "arange", "rand", "randn", "empty_like", "zeros_like"):
         setattr(torch, name, without_pin(getattr(torch, name)))
-    torch.Tensor.pin_memory = lambda self, device=None: self  # type: ignore[method-assign,assignment]
-    torch.Tensor.is_pinned = lambda self, device=None: False  # type: ignore[method-assign,assignment]
+    tensor: Any = torch.Tensor
+    tensor.pin_memory = lambda self, device=None: self
+    tensor.is_pinned = lambda self, device=None: False
 
 
 def _host_accelerator_calls(_: Any) -> None:
@@ -76,7 +76,7 @@ def _cann_version(_: Any) -> None:
 
 
 def _load_library(_: Any) -> None:
-    load = torch.ops.load_library
+    load: Any = torch.ops.load_library
 
     def load_library(path: Any) -> None:
         if "libop_plugin_atb" not in str(path):
@@ -97,8 +97,10 @@ class _SlotMapping:
         def run(
             num_tokens: int, max_num_tokens: int, query_start_loc: torch.Tensor, positions: torch.Tensor,
             block_table: torch.Tensor, block_table_stride: int, block_size: int, slot_mapping: torch.Tensor,
-            *, PAD_ID: int, **_: Any,
+            *, PAD_ID: int, TOTAL_CP_WORLD_SIZE: int = 1, **_: Any,
         ) -> None:  # fmt: skip
+            if TOTAL_CP_WORLD_SIZE != 1:
+                raise RuntimeError("simnpu: slots under context parallelism are not simulated; launch without it")
             starts = query_start_loc[: requests + 1].tolist()
             for row in range(requests):
                 span = slice(starts[row], starts[row + 1])
@@ -145,10 +147,16 @@ def _torchvision_schemas(_: Any) -> None:
 _torchvision: torch.library.Library | None = None
 
 TABLE = (
-    Shim("torch factories' pin_memory, Tensor.pin_memory", "ignored", "host and device memory are one", "", _no_pinning),
+    Shim(
+        "torch factories' pin_memory, Tensor.pin_memory", "ignored", "host and device memory are one",
+        "", _no_pinning,
+    ),
     Shim("torch.accelerator.*", "torch.npu.*", "the device has no C++ runtime", "", _host_accelerator_calls),
     Shim("torch.version.cann", "'simulated'", "CANN is absent", "", _cann_version),
-    Shim("torch.ops.load_library(libop_plugin_atb.so)", "nothing", "the atb operators are simulated", "", _load_library),
+    Shim(
+        "torch.ops.load_library(libop_plugin_atb.so)", "nothing", "the atb operators are simulated",
+        "", _load_library,
+    ),
     Shim(
         "vllm.v1.worker.block_table._compute_slot_mapping_kernel", "the same arithmetic in torch",
         "Triton is absent", "vllm.v1.worker.block_table", _slot_mapping,
@@ -158,8 +166,8 @@ TABLE = (
         "vllm_ascend._build_info", _build_info,
     ),
     Shim(
-        "torchvision's compiled operators", "their schemas, without kernels", "text generation only imports torchvision",
-        "torchvision", _torchvision_schemas, before=True,
+        "torchvision's compiled operators", "their schemas, without kernels",
+        "text generation only imports torchvision", "torchvision", _torchvision_schemas, before=True,
     ),
 )  # fmt: skip
 
@@ -170,20 +178,16 @@ STAND_IN_MODULES = {"vllm_ascend.vllm_ascend_C": "registers the _C_ascend operat
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Runs a shim right after the module it belongs to was executed, and serves stand-in modules."""
 
-    def __init__(self) -> None:
-        self._busy = False
-
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> Any:
         if name in STAND_IN_MODULES:
             return importlib.machinery.ModuleSpec(name, _StandIn())
         shims = [shim for shim in TABLE if shim.module == name]
-        if not shims or self._busy:
+        if not shims:
             return None
-        self._busy = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._busy = False
+        # What the finders behind this one say: a fresh loader, also for a reload.
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        found = (finder.find_spec(name, path, target) for finder in behind)
+        spec = next((one for one in found if one is not None), None)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module

@@ -15,14 +15,14 @@ import torch.distributed as dist
 
 from torch_npu._sim import device as _device
 
-_TORCH = (
+_TORCH = (  # noqa: SIM905 - a list of forty words
     "logspace randint hann_window rand full_like ones_like rand_like randperm arange frombuffer normal empty_strided "
     "empty_like scalar_tensor tril_indices bartlett_window ones randn kaiser_window tensor triu_indices as_tensor "
     "zeros randint_like full eye empty blackman_window zeros_like range randn_like from_file linspace hamming_window "
-    "autocast load set_default_device Generator"
+    "autocast load set_default_device"
 ).split()
-_TENSOR = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros to".split()
-_MODULE = "to to_empty".split()
+_TENSOR = ["new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros", "to"]
+_MODULE = ["to", "to_empty"]
 _KEYWORDS = ("device", "device_type", "map_location", "device_id")
 
 
@@ -31,7 +31,8 @@ def _moved(value: Any) -> Any:
         value = torch.device(value)
     if isinstance(value, torch.device) and value.type == "cuda":
         # With its index, so that moving to the device a tensor is on already stays a no-op.
-        return torch.device("npu", _device.current_device().index if value.index is None else value.index)
+        index: Any = value.index
+        return torch.device("npu", _device.current_device().index if index is None else index)
     return value
 
 
@@ -64,7 +65,7 @@ def _hccl(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _install() -> None:
-    _patch(torch, [name for name in _TORCH if name != "Generator"])
+    _patch(torch, _TORCH)
     _patch(torch.Tensor, _TENSOR)
     _patch(torch.nn.Module, _MODULE)
     npu: Any = torch.npu  # type: ignore[attr-defined]
@@ -73,7 +74,8 @@ def _install() -> None:
     for name in dir(npu):
         if not name.startswith("__") and hasattr(torch.cuda, name) and callable(getattr(npu, name)):
             setattr(torch.cuda, name, getattr(npu, name))
-    torch.cuda.CUDAGraph = npu.NPUGraph
+    cuda: Any = torch.cuda
+    cuda.CUDAGraph = npu.NPUGraph
     for name in ("init_process_group", "new_group"):
         wrapped = _hccl(getattr(dist, name))
         setattr(dist, name, wrapped)

@@ -77,10 +77,11 @@ class Stream:
     """A queue that is always empty, because work runs when it is issued."""
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
-        self.device = _device.current_device()
+        self.device = torch.device("npu", _index(device))
         self.priority = priority
         self.stream_id = id(self)
         self.npu_stream = self.cuda_stream = 0
+        self._outer: list[Stream] = []
 
     def wait_event(self, event: Event) -> None:
         """Nothing is pending."""
@@ -100,15 +101,15 @@ class Stream:
         """Nothing is pending."""
 
     def __enter__(self) -> Stream:
-        self._outer = current_stream()
+        self._outer.append(current_stream())
         set_stream(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        set_stream(self._outer)
+        set_stream(self._outer.pop())
 
 
-_default = None
+_default: Stream | None = None
 
 
 def default_stream(device: Any = None) -> Stream:
@@ -178,7 +179,10 @@ def _index(device: Any) -> int:
     if isinstance(device, int):
         return device
     parsed = torch.device(device)
-    return current_device() if parsed.index is None else parsed.index
+    if parsed.type == "cpu":
+        raise ValueError(f"simnpu: expected an npu device, got {parsed}")
+    index: Any = parsed.index
+    return current_device() if index is None else int(index)
 
 
 def set_device(device: Any) -> None:
@@ -186,29 +190,26 @@ def set_device(device: Any) -> None:
 
     Raises:
         RuntimeError: no such device.
+        ValueError: the host is no such device.
     """
-    index = _index(device)
-    if not 0 <= index < device_count():
-        raise RuntimeError(
-            f"simnpu: invalid device index {index}; {device_count()} devices exist (ALIGN_SIMNPU_DEVICES sets how many)"
-        )
-    _device.set_current_index(index)
+    _device.set_current_index(_index(device))
 
 
-class device(contextlib.ContextDecorator):
+class device(contextlib.ContextDecorator):  # noqa: N801 - torch's name
     """Select a device for a while; ``None`` or a negative index changes nothing."""
 
     def __init__(self, device: Any = None) -> None:
         self._wanted = None if device is None or _index(device) < 0 else _index(device)
+        self._outer: list[int] = []
 
     def __enter__(self) -> device:
-        self._outer = current_device()
+        self._outer.append(current_device())
         if self._wanted is not None:
             set_device(self._wanted)
         return self
 
     def __exit__(self, *_: object) -> None:
-        set_device(self._outer)
+        set_device(self._outer.pop())
 
 
 def get_soc_version() -> int:

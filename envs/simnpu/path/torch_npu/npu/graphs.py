@@ -16,7 +16,7 @@ class NPUGraph:
         _eager_only("NPUGraph")
 
 
-class graph:
+class graph:  # noqa: N801 - torch's name
     def __init__(self, *_: Any, **__: Any) -> None:
         _eager_only("torch.npu.graph")
 
