@@ -17,6 +17,7 @@ from align.models.info import ModelInfo
 from align.run.session import Outcome
 
 _SHOWN_IDS = 12
+_SHOWN_TOKENS = 8
 _SHOWN_TEXT = 120
 _SHOWN_DIFFERENCES = 8
 
@@ -130,8 +131,8 @@ def _show_tokens(
             request.request,
             request.outcome.replace("_", "-"),
             f"{equal}/{request.total}",
-            ids_text(candidate),
-            "same" if same else ids_text(reference),
+            ids_text(candidate, _SHOWN_TOKENS),
+            "same" if same else ids_text(reference, _SHOWN_TOKENS),
         )
     console.print(table)
     if decode is not None:

@@ -44,7 +44,7 @@ def addmm_out(
     out: torch.Tensor,
 ) -> torch.Tensor:
     """``beta * bias + alpha * left @ right`` into ``out`` ``[rows, columns]``; ``bias`` broadcasts."""
-    if not _suits(left, right, out):
+    if bias.dtype != left.dtype or not _suits(left, right, out):
         torch.ops.aten.addmm.out(bias, left, right, beta=beta, alpha=alpha, out=out)
         return out
     return out.copy_(torch.addmm(bias.float(), left.float(), right.float(), beta=beta, alpha=alpha))
