@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from adapters.base import Adapter, EngineSpec, Observation, Progress, Request, RunResult
+from adapters.base import EngineSpec, Observation, Progress, Request
 from adapters.lmdeploy.gate import Gate
-from adapters.probe.spec import ProbeSpec, RequestSpec, write_spec
-from adapters.probe.steplog import read_generations, read_steps
+from adapters.probe.adapter import ProbedAdapter
 
 #: Session numbers of one run start here; runs do not share sessions, so nothing is resumed by accident.
 _SESSIONS_PER_RUN = 10_000
@@ -25,14 +23,14 @@ _SESSIONS_PER_RUN = 10_000
 _MIN_BLOCKS = 16
 
 
-class LmdeployAdapter(Adapter):
+class LmdeployAdapter(ProbedAdapter):
     name = "lmdeploy"
 
     def __init__(self) -> None:
+        super().__init__()
         self._engine: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._gate = Gate()
-        self._generation = 0
 
     # ------------------------------------------------------------------------------------------------- launch
 
@@ -42,8 +40,6 @@ class LmdeployAdapter(Adapter):
                 f"lmdeploy: layout tp{spec.tp} dp{spec.dp} ep{spec.ep} is not launched by this version; "
                 "use dp 1 and ep 1"
             )
-        self._spec = spec
-        self._probe_dir = Path(os.environ["ALIGN_PROBE_DIR"])
         os.environ.setdefault("LMDEPLOY_SKIP_WARMUP", "1")
         progress("import", "lmdeploy and dlinfer")
         from lmdeploy.messages import PytorchEngineConfig
@@ -122,37 +118,14 @@ class LmdeployAdapter(Adapter):
 
     # ----------------------------------------------------------------------------------------------- generate
 
-    def generate(self, requests: Sequence[Request], top_k: int) -> RunResult:
-        assert all(request.forced is None for request in requests)
-        return self._run(requests, top_k)
+    def _key(self, generation: int, index: int, request: Request) -> str:
+        return str(generation * _SESSIONS_PER_RUN + index)
 
-    def replay(self, requests: Sequence[Request], top_k: int) -> RunResult:
-        assert all(request.forced is not None for request in requests)
-        return self._run(requests, top_k)
+    def _execute(self, requests: Mapping[str, Request]) -> dict[str, list[int]]:
+        returned: dict[str, list[int]] = self._call(self._stream_all(requests))
+        return returned
 
-    def _run(self, requests: Sequence[Request], top_k: int) -> RunResult:
-        self._generation += 1
-        base = self._generation * _SESSIONS_PER_RUN
-        keys = {str(base + index): request for index, request in enumerate(requests)}
-        write_spec(
-            self._probe_dir,
-            ProbeSpec(
-                self._generation,
-                top_k,
-                {key: RequestSpec(r.name, len(r.token_ids), r.max_new_tokens, r.forced) for key, r in keys.items()},
-            ),
-        )
-        started = time.perf_counter()
-        returned = self._call(self._stream_all(keys))
-        seconds = time.perf_counter() - started
-        generations = read_generations(self._probe_dir, self._generation, [r.name for r in requests])
-        for generation in generations:
-            assert list(generation.token_ids[: len(returned[generation.request])]) == returned[generation.request], (
-                f"{generation.request}: the engine returned other tokens than its workers chose"
-            )
-        return RunResult(generations, read_steps(self._probe_dir, self._generation), seconds)
-
-    async def _stream_all(self, keys: dict[str, Request]) -> dict[str, list[int]]:
+    async def _stream_all(self, keys: Mapping[str, Request]) -> dict[str, list[int]]:
         scheduler = self._engine.scheduler
         tasks: dict[str, asyncio.Task[list[int]]] = {}
 

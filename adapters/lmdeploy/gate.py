@@ -31,10 +31,10 @@ class Gate:
         self, arrivals: Iterable[tuple[int, str]], submit: Callable[[str], None], known: Callable[[str], bool]
     ) -> None:
         """Begin a run. The first group is submitted at once, because an idle engine asks for nothing."""
-        self._step = 0
+        self._step, self._due = 0, []
         self._waiting = sorted(arrivals)
         self._submit, self._known = submit, known
-        self._due = self._release(self._waiting[0][0] if self._waiting else 0)
+        self.release_next()
 
     def _release(self, step: int) -> list[str]:
         due = [key for arrival, key in self._waiting if arrival <= step]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from adapters.base import Adapter, EngineSpec, Observation, Progress, Request, RunResult
-from adapters.probe.spec import ProbeSpec, RequestSpec, write_spec
-from adapters.probe.steplog import read_generations, read_steps
+from adapters.base import EngineSpec, Observation, Progress, Request
+from adapters.probe.adapter import ProbedAdapter
 
 #: What vllm-ascend must not do behind our back; unknown keys are ignored by it, so they are read back.
 _ADDITIONAL_CONFIG: dict[str, Any] = {
@@ -25,12 +23,12 @@ _ADDITIONAL_CONFIG: dict[str, Any] = {
 }
 
 
-class VllmAdapter(Adapter):
+class VllmAdapter(ProbedAdapter):
     name = "vllm"
 
     def __init__(self) -> None:
+        super().__init__()
         self._llm: Any = None
-        self._generation = 0
 
     # ------------------------------------------------------------------------------------------------- launch
 
@@ -39,8 +37,6 @@ class VllmAdapter(Adapter):
             raise ValueError(
                 f"vllm: layout tp{spec.tp} dp{spec.dp} ep{spec.ep} is not launched by this version; use dp 1 and ep 1"
             )
-        self._spec = spec
-        self._probe_dir = Path(os.environ["ALIGN_PROBE_DIR"])
         # The engine core must run in this process: only then are all requests of a group known before the first step.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
@@ -114,50 +110,24 @@ class VllmAdapter(Adapter):
 
     # ----------------------------------------------------------------------------------------------- generate
 
-    def generate(self, requests: Sequence[Request], top_k: int) -> RunResult:
-        assert all(request.forced is None for request in requests)
-        return self._run(requests, top_k)
+    def _key(self, generation: int, index: int, request: Request) -> str:
+        return f"{generation}:{request.name}"
 
-    def replay(self, requests: Sequence[Request], top_k: int) -> RunResult:
-        assert all(request.forced is not None for request in requests)
-        return self._run(requests, top_k)
-
-    def _run(self, requests: Sequence[Request], top_k: int) -> RunResult:
-        self._generation += 1
-        keys = {f"{self._generation}:{request.name}": request for request in requests}
-        write_spec(
-            self._probe_dir,
-            ProbeSpec(
-                self._generation,
-                top_k,
-                {key: RequestSpec(r.name, len(r.token_ids), r.max_new_tokens, r.forced) for key, r in keys.items()},
-            ),
-        )
-        started = time.perf_counter()
-        returned = self._step_all(keys)
-        seconds = time.perf_counter() - started
-        generations = read_generations(self._probe_dir, self._generation, [r.name for r in requests])
-        for generation in generations:
-            assert list(generation.token_ids[: len(returned[generation.request])]) == returned[generation.request], (
-                f"{generation.request}: the engine returned other tokens than its workers chose"
-            )
-        return RunResult(generations, read_steps(self._probe_dir, self._generation), seconds)
-
-    def _step_all(self, keys: dict[str, Request]) -> dict[str, list[int]]:
+    def _execute(self, requests: Mapping[str, Request]) -> dict[str, list[int]]:
         engine = self._llm.llm_engine
-        waiting = sorted(keys, key=lambda key: keys[key].arrival)
+        waiting = sorted(requests, key=lambda key: requests[key].arrival)
         returned: dict[str, list[int]] = {}
         step = 0
         while waiting or engine.has_unfinished_requests():
             if not engine.has_unfinished_requests():
-                step = max(step, keys[waiting[0]].arrival)  # the engine ran dry: the next arrival comes now
-            while waiting and keys[waiting[0]].arrival <= step:
-                self._add(engine, waiting[0], keys[waiting[0]])
+                step = max(step, requests[waiting[0]].arrival)  # the engine ran dry: the next arrival comes now
+            while waiting and requests[waiting[0]].arrival <= step:
+                self._add(engine, waiting[0], requests[waiting[0]])
                 waiting.pop(0)
             for output in engine.step():
                 if output.finished:
                     key = output.request_id
-                    returned[keys[key].name] = list(output.outputs[0].token_ids)
+                    returned[requests[key].name] = list(output.outputs[0].token_ids)
             step += 1
         return returned
 

@@ -1,0 +1,71 @@
+"""What every probed engine does alike: a run is announced to the workers, executed, and read back from their logs."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from adapters.base import Adapter, Generation, Request, RunResult
+from adapters.probe.spec import ProbeSpec, RequestSpec, write_spec
+from adapters.probe.steplog import read_generations, read_steps
+
+
+def _cut_at_stop(generation: Generation, request: Request) -> Generation:
+    """Without what an engine that looks ahead computed after the id that ended the request."""
+    for index, step in enumerate(generation.steps):
+        if step.chosen in request.stop_ids:
+            return Generation(generation.request, generation.steps[: index + 1])
+    return generation
+
+
+class ProbedAdapter(Adapter):
+    """An adapter whose workers carry the probe's hooks.
+
+    A subclass says how its engine names requests and how it executes them.
+    """
+
+    def __init__(self) -> None:
+        self._generation = 0
+
+    @property
+    def _probe_dir(self) -> Path:
+        return Path(os.environ["ALIGN_PROBE_DIR"])
+
+    @abstractmethod
+    def _key(self, generation: int, index: int, request: Request) -> str:
+        """The engine's name of the ``index``-th request of run ``generation``; never used twice in one launch."""
+
+    @abstractmethod
+    def _execute(self, requests: Mapping[str, Request]) -> dict[str, list[int]]:
+        """Run the requests, by key, and return the ids that the engine itself returned, by request name."""
+
+    def generate(self, requests: Sequence[Request], top_k: int) -> RunResult:
+        assert all(request.forced is None for request in requests)
+        return self._run(requests, top_k)
+
+    def replay(self, requests: Sequence[Request], top_k: int) -> RunResult:
+        assert all(request.forced is not None for request in requests)
+        return self._run(requests, top_k)
+
+    def _run(self, requests: Sequence[Request], top_k: int) -> RunResult:
+        self._generation += 1
+        keys = {self._key(self._generation, index, request): request for index, request in enumerate(requests)}
+        specs = {
+            key: RequestSpec(request.name, len(request.token_ids), request.max_new_tokens, request.forced)
+            for key, request in keys.items()
+        }
+        write_spec(self._probe_dir, ProbeSpec(self._generation, top_k, specs))
+        started = time.perf_counter()
+        returned = self._execute(keys)
+        seconds = time.perf_counter() - started
+        said = read_generations(self._probe_dir, self._generation, [request.name for request in requests])
+        generations = tuple(map(_cut_at_stop, said, requests))
+        for generation in generations:
+            theirs = returned[generation.request]
+            assert list(generation.token_ids[: len(theirs)]) == theirs, (
+                f"{generation.request}: the engine returned other tokens than its workers chose"
+            )
+        return RunResult(generations, read_steps(self._probe_dir, self._generation), seconds)

@@ -1,0 +1,91 @@
+"""A run of a probed adapter over a fake engine whose workers keep the step log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from adapters.base import EngineSpec, Observation, Progress, Request
+from adapters.probe.adapter import ProbedAdapter
+from adapters.probe.steplog import StepLog
+
+VOCABULARY = 16
+
+
+class FakeEngine(ProbedAdapter):
+    """Prefers ``position % VOCABULARY``, makes one surplus step, and returns what ``lie`` makes of its tokens."""
+
+    name = "fake"
+
+    def __init__(self, directory: Path, lie: int = 0) -> None:
+        super().__init__()
+        self._log = StepLog(directory, 0)
+        self._lie = lie
+
+    def launch(self, spec: EngineSpec, progress: Progress) -> None:
+        """Nothing to build."""
+
+    def observe(self) -> Sequence[Observation]:
+        return ()
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _key(self, generation: int, index: int, request: Request) -> str:
+        return f"{generation}/{index}"
+
+    def _execute(self, requests: Mapping[str, Request]) -> dict[str, list[int]]:
+        returned: dict[str, list[int]] = {}
+        for key, request in requests.items():
+            tokens: list[int] = []
+            start, count = 0, len(request.token_ids)
+            for _ in range(request.max_new_tokens + 1):
+                self._log.step([(key, start, count)])
+                position = start + count
+                logits = torch.zeros(1, VOCABULARY)
+                logits[0, position % VOCABULARY] = 5.0
+                (forced,) = self._log.choose(logits, [key])
+                tokens.append(position % VOCABULARY if forced is None else forced)
+                start, count = position, 1
+            stop = next((i for i, token in enumerate(tokens) if token in request.stop_ids), request.max_new_tokens)
+            returned[request.name] = [token + self._lie for token in tokens[:stop]]
+        return returned
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ALIGN_PROBE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_generate_and_replay_are_read_back(directory: Path) -> None:
+    engine = FakeEngine(directory)
+    free = engine.generate((Request("a", (1, 2), 3), Request("b", (1,), 2)), top_k=2)
+    assert [(g.request, g.token_ids) for g in free.generations] == [("a", (2, 3, 4)), ("b", (1, 2))]
+    assert all(step.forced == {} for step in free.steps)
+    replay = engine.replay((Request("a", (1, 2), 3, forced=(9, 8, 7)),), top_k=2)
+    (generation,) = replay.generations
+    assert generation.token_ids == (9, 8, 7)
+    assert generation.greedy_ids == (2, 3, 4)
+    assert [step.forced for step in replay.steps] == [{"a": 9}, {"a": 8}, {"a": 7}, {}]
+
+
+def test_what_follows_a_stop_id_is_no_part_of_the_generation(directory: Path) -> None:
+    result = FakeEngine(directory).generate((Request("a", (1, 2), 6, stop_ids=(4,)),), top_k=1)
+    assert result.generations[0].token_ids == (2, 3, 4)
+
+
+def test_an_engine_that_returns_other_tokens_is_caught(directory: Path) -> None:
+    with pytest.raises(AssertionError, match="a: the engine returned other tokens"):
+        FakeEngine(directory, lie=1).generate((Request("a", (1, 2), 3),), top_k=1)
+
+
+def test_free_and_forced_requests_are_not_mixed(directory: Path) -> None:
+    engine = FakeEngine(directory)
+    with pytest.raises(AssertionError):
+        engine.generate((Request("a", (1,), 1, forced=(2,)),), top_k=1)
+    with pytest.raises(AssertionError):
+        engine.replay((Request("a", (1,), 1),), top_k=1)

@@ -1,0 +1,264 @@
+"""The step log: identity of rows, phases, what is forced, and what survives a killed worker."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adapters.base import Generation, RowSpan
+from adapters.probe import steplog
+from adapters.probe.spec import ProbeSpec, RequestSpec, write_spec
+from adapters.probe.steplog import StepLog, read_generations, read_steps
+
+VOCABULARY = 11
+
+
+def write(directory: Path, generation: int = 1, top_k: int = 3, **requests: tuple[Any, ...]) -> None:
+    """``name=(prompt length, new tokens[, forced ids])``; the key of a request is ``k:name``."""
+    write_spec(
+        directory,
+        ProbeSpec(generation, top_k, {f"k:{name}": RequestSpec(name, *given) for name, given in requests.items()}),
+    )
+
+
+def logits(*best: int) -> torch.Tensor:
+    """One row per id: that id is the greedy choice by a margin of 1, the others follow in order."""
+    rows = torch.arange(VOCABULARY, 0.0, -1).repeat(len(best), 1) / 10
+    for row, token in enumerate(best):
+        rows[row, token] = 2.5
+    return rows
+
+
+def events(directory: Path, rank: int = 0) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / f"steps-rank{rank}.jsonl").read_text().splitlines()]
+
+
+def test_before_there_is_a_spec_nothing_is_recorded(tmp_path: Path) -> None:
+    log = StepLog(tmp_path, 0)
+    log.step([("whoever", 0, 5)])
+    assert log.choose(logits(1), ["whoever"]) == [None]
+    assert events(tmp_path) == []
+
+
+def test_rows_and_phases(tmp_path: Path) -> None:
+    write(tmp_path, a=(4, 3), b=(2, 3))
+    log = StepLog(tmp_path, 0)
+    log.step([("k:a", 0, 4), ("k:b", 0, 2)])
+    log.step([("k:b", 2, 1), ("k:a", 4, 1)])
+    log.step([("k:a", 5, 1), ("k:b", 0, 2)])
+    steps = read_steps(tmp_path, 1)
+    assert [step.step for step in steps] == [0, 1, 2]
+    assert [step.phase for step in steps] == ["prefill", "decode", "mixed"]
+    assert steps[0].rows == (RowSpan("a", 0, 4, 0), RowSpan("b", 0, 2, 0))
+    assert steps[1].rows == (RowSpan("b", 2, 1, 0), RowSpan("a", 4, 1, 0)), "rows keep the order of the batch"
+    assert all(step.rank == 0 and not step.dummy for step in steps)
+
+
+def test_a_chunked_prefill_is_one_occurrence(tmp_path: Path) -> None:
+    write(tmp_path, a=(10, 3))
+    log = StepLog(tmp_path, 0)
+    log.step([("k:a", 0, 6)])
+    assert log.choose(logits(1), ["k:a"]) == [None], "the prompt is not finished"
+    log.step([("k:a", 6, 4)])
+    assert log.choose(logits(2), ["k:a"]) == [None]
+    rows = [row for step in read_steps(tmp_path, 1) for row in step.rows]
+    assert rows == [RowSpan("a", 0, 6, 0), RowSpan("a", 6, 4, 0)]
+    assert [step.phase for step in read_steps(tmp_path, 1)] == ["prefill", "prefill"]
+    assert read_generations(tmp_path, 1, ["a"])[0].token_ids == (2,)
+
+
+def test_a_preempted_request_is_computed_again(tmp_path: Path) -> None:
+    write(tmp_path, a=(3, 4, (7, 8, 9, 10)))
+    log = StepLog(tmp_path, 0)
+    chosen = []
+    for start, count in ((0, 3), (3, 1), (0, 5), (5, 1)):
+        log.step([("k:a", start, count)])
+        chosen.append(log.choose(logits(1), ["k:a"])[0])
+    steps = read_steps(tmp_path, 1)
+    assert [step.rows[0].occurrence for step in steps] == [0, 0, 1, 0]
+    assert [step.phase for step in steps] == ["prefill", "decode", "prefill", "decode"]
+    assert chosen == [7, 8, 9, 10], "the position decides what is forced, not the number of steps"
+
+
+def test_the_first_answer_for_a_position_counts(tmp_path: Path) -> None:
+    write(tmp_path, a=(3, 2))
+    log = StepLog(tmp_path, 0)
+    for start, count, best in ((0, 3, 4), (0, 3, 5), (3, 1, 6)):
+        log.step([("k:a", start, count)])
+        log.choose(logits(best), ["k:a"])
+    assert read_generations(tmp_path, 1, ["a"])[0].token_ids == (4, 6)
+    assert [step.rows[0].occurrence for step in read_steps(tmp_path, 1)] == [0, 1, 0]
+
+
+def test_only_generated_positions_are_forced(tmp_path: Path) -> None:
+    write(tmp_path, forced=(2, 2, (9, 8)), free=(2, 2))
+    log = StepLog(tmp_path, 0)
+    keys = ["k:forced", "k:free"]
+    log.step([("k:forced", 0, 1), ("k:free", 0, 2)])
+    assert log.choose(logits(1, 2), keys) == [None, None]
+    log.step([("k:forced", 1, 1), ("k:free", 2, 1)])
+    assert log.choose(logits(3, 4), keys) == [9, None]
+    log.step([("k:forced", 2, 1)])
+    assert log.choose(logits(5), ["k:forced"]) == [8]
+    forced, free = read_generations(tmp_path, 1, ["forced", "free"])
+    assert (forced.token_ids, forced.greedy_ids) == ((9, 8), (3, 5))
+    assert (free.token_ids, free.greedy_ids) == ((2, 4), (2, 4))
+    assert [step.forced for step in read_steps(tmp_path, 1)] == [{}, {"forced": 9}, {"forced": 8}]
+
+
+def test_a_surplus_step_is_ignored(tmp_path: Path) -> None:
+    write(tmp_path, a=(2, 1, (9,)))
+    log = StepLog(tmp_path, 0)
+    log.step([("k:a", 0, 2)])
+    assert log.choose(logits(1), ["k:a"]) == [9]
+    log.step([("k:a", 2, 1)])
+    assert log.choose(logits(1), ["k:a"]) == [None]
+    assert read_generations(tmp_path, 1, ["a"])[0].token_ids == (9,)
+
+
+def test_a_surplus_step_of_the_run_before(tmp_path: Path) -> None:
+    """An engine that looks ahead makes it when the next run's spec is there already."""
+    write(tmp_path, a=(2, 1))
+    log = StepLog(tmp_path, 0)
+    log.step([("k:a", 0, 2)])
+    log.choose(logits(1), ["k:a"])
+    write(tmp_path, 2, b=(3, 1))
+    log.step([("k:a", 2, 1)])
+    assert log.choose(logits(4), ["k:a"]) == [None]
+    log.step([("k:b", 0, 3)])
+    log.choose(logits(5), ["k:b"])
+    assert [step.step for step in read_steps(tmp_path, 1)] == [0, 1]
+    assert [step.step for step in read_steps(tmp_path, 2)] == [0]
+    assert read_generations(tmp_path, 1, ["a"])[0].token_ids == (1,)
+    assert read_generations(tmp_path, 2, ["b"])[0].token_ids == (5,)
+
+
+def test_logprobs_are_the_log_softmax_of_the_raw_logits(tmp_path: Path) -> None:
+    write(tmp_path, top_k=4, a=(2, 1))
+    log = StepLog(tmp_path, 0)
+    log.step([("k:a", 0, 2)])
+    raw = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    log.choose(raw, ["k:a"])
+    step = read_generations(tmp_path, 1, ["a"])[0].steps[0]
+    values = raw[0].double().tolist()
+    total = math.log(sum(math.exp(value) for value in values))
+    expected = sorted(((value - total, token) for token, value in enumerate(values)), reverse=True)[:4]
+    assert [token for token, _ in step.top] == [token for _, token in expected]
+    assert [logprob for _, logprob in step.top] == pytest.approx([value for value, _ in expected], abs=1e-5)
+    assert step.greedy == expected[0][1]
+
+
+def test_logits_are_not_changed(tmp_path: Path) -> None:
+    write(tmp_path, a=(1, 1, (3,)))
+    log = StepLog(tmp_path, 0)
+    log.step([("k:a", 0, 1)])
+    raw = logits(2)
+    log.choose(raw, ["k:a"])
+    assert torch.equal(raw, logits(2))
+
+
+def test_fewer_ids_than_asked_for(tmp_path: Path) -> None:
+    write(tmp_path, top_k=20, a=(1, 1))
+    log = StepLog(tmp_path, 0)
+    log.step([("k:a", 0, 1)])
+    log.choose(logits(2), ["k:a"])
+    assert len(read_generations(tmp_path, 1, ["a"])[0].steps[0].top) == VOCABULARY
+
+
+def test_infinite_and_nan_logits_are_recorded(tmp_path: Path) -> None:
+    write(tmp_path, a=(1, 1))
+    log = StepLog(tmp_path, 0)
+    log.step([("k:a", 0, 1)])
+    raw = torch.full((1, VOCABULARY), -math.inf)
+    raw[0, 4] = math.nan
+    log.choose(raw, ["k:a"])
+    assert all(math.isnan(value) for _, value in read_generations(tmp_path, 1, ["a"])[0].steps[0].top)
+
+
+def test_unknown_requests_are_an_error(tmp_path: Path) -> None:
+    write(tmp_path, a=(1, 1))
+    log = StepLog(tmp_path, 0)
+    with pytest.raises(RuntimeError, match="'k:stranger', which is not in the spec of run 1"):
+        log.step([("k:a", 0, 1), ("k:stranger", 0, 1)])
+
+
+def test_logits_of_other_rows_are_an_error(tmp_path: Path) -> None:
+    write(tmp_path, a=(1, 1), b=(1, 1))
+    log = StepLog(tmp_path, 0)
+    log.step([("k:a", 0, 1)])
+    with pytest.raises(RuntimeError, match="2 rows of logits for requests k:a"):
+        log.choose(logits(1, 2), ["k:a"])
+    with pytest.raises(RuntimeError, match="requests k:b, but the step computes k:a"):
+        log.choose(logits(1), ["k:b"])
+
+
+def test_dummy_forwards_are_no_steps(tmp_path: Path) -> None:
+    log = StepLog(tmp_path, 0)
+    log.dummy()
+    write(tmp_path, a=(1, 2))
+    log.step([("k:a", 0, 1)])
+    log.dummy()
+    assert log.choose(logits(1), ["k:a"]) == [None], "logits after a dummy forward belong to nobody"
+    log.step([("k:a", 1, 1)])
+    assert [event["event"] for event in events(tmp_path)] == ["dummy", "step", "dummy", "step"]
+    assert [step.step for step in read_steps(tmp_path, 1)] == [0, 1]
+
+
+def test_runs_are_told_apart_by_generation(tmp_path: Path) -> None:
+    log = StepLog(tmp_path, 0)
+    for generation, best in ((1, 4), (2, 5), (3, 6)):
+        write(tmp_path, generation, a=(2, 1))
+        log.step([("k:a", 0, 2)])
+        log.choose(logits(best), ["k:a"])
+    for generation, best in ((1, 4), (2, 5), (3, 6)):
+        (step,) = read_steps(tmp_path, generation)
+        assert (step.step, step.rows[0].occurrence) == (0, 0), "each run counts from the start"
+        assert read_generations(tmp_path, generation, ["a"])[0].token_ids == (best,)
+    assert read_steps(tmp_path, 4) == ()
+    assert read_generations(tmp_path, 4, ["a"]) == (Generation("a", ()),)
+
+
+def test_a_cut_last_line_is_dropped(tmp_path: Path) -> None:
+    write(tmp_path, a=(2, 3))
+    log = StepLog(tmp_path, 0)
+    log.step([("k:a", 0, 2)])
+    log.choose(logits(3), ["k:a"])
+    log.step([("k:a", 2, 1)])
+    path = tmp_path / "steps-rank0.jsonl"
+    whole = path.read_text()
+    for cut in range(1, len(whole.splitlines()[-1]) + 1):
+        path.write_text(whole[:-cut])
+        assert [step.step for step in read_steps(tmp_path, 1)] == [0]
+        assert read_generations(tmp_path, 1, ["a"])[0].token_ids == (3,)
+
+
+def test_every_line_is_there_at_once(tmp_path: Path) -> None:
+    """What is known when a worker is killed: nothing waits in a buffer."""
+    write(tmp_path, a=(2, 3))
+    log = StepLog(tmp_path, 0)
+    for count in range(1, 4):
+        log.step([("k:a", 0, 2)])
+        assert len(events(tmp_path)) == count
+
+
+def test_ranks_have_files_of_their_own_and_come_in_order(tmp_path: Path) -> None:
+    write(tmp_path, a=(2, 1))
+    for rank in (10, 2, 0):
+        StepLog(tmp_path, rank).step([("k:a", 0, 2)])
+    assert [step.rank for step in read_steps(tmp_path, 1)] == [0, 2, 10]
+
+
+def test_one_log_per_process_made_by_whoever_knows_the_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steplog, "_log", None)
+    monkeypatch.setenv("ALIGN_PROBE_DIR", str(tmp_path))
+    assert steplog.process_log() is None
+    made = steplog.process_log(1)
+    assert made is not None
+    assert made.rank == 1
+    assert steplog.process_log() is made
+    assert steplog.process_log(5) is made
