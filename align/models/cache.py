@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator

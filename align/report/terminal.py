@@ -33,7 +33,7 @@ def ids_text(ids: Sequence[int], limit: int = _SHOWN_IDS) -> str:
     if len(ids) <= limit:
         return " ".join(map(str, ids))
     head, tail = limit - limit // 3, limit // 3
-    return f"{' '.join(map(str, ids[:head]))} … {' '.join(map(str, ids[-tail:]))}"
+    return f"{' '.join(map(str, ids[:head]))} … {' '.join(map(str, ids[len(ids) - tail :]))}"
 
 
 def show_prompts(console: Console, prompts: Sequence[EncodedPrompt], verbose: bool) -> None:

@@ -21,9 +21,7 @@ def main() -> None:
         num_gpu_blocks=64,
     )
     engine = pipeline(sys.argv[2], backend_config=config)
-    generation = GenerationConfig(
-        max_new_tokens=case["decoding"]["max_new_tokens"], do_sample=False, ignore_eos=True
-    )
+    generation = GenerationConfig(max_new_tokens=case["decoding"]["max_new_tokens"], do_sample=False, ignore_eos=True)
     # Words stand for the ids: the pipeline takes text, and the number of tokens is what costs time.
     prompts = ["a " * len(request["token_ids"]) for request in case["requests"]]
     answers = engine(prompts, gen_config=generation, do_preprocess=False)

@@ -74,9 +74,7 @@ def run_pair(model: str, dtype: str, directory: Path) -> PairRun:
         session.generate()
         session.replay()
         free = {role: side.free for role, side in session.outcome.sides.items() if side.free is not None}
-        replay = {
-            role: side.replay for role, side in session.outcome.sides.items() if side.replay is not None
-        }
+        replay = {role: side.replay for role, side in session.outcome.sides.items() if side.replay is not None}
         foreign: dict[int, dict[str, tuple[RunResult, dict[str, tuple[int, ...]]]]] = {}
         for batch in (1, 4):
             requests = _foreign_requests(case, info.vocab_size, batch)

@@ -59,9 +59,7 @@ def launched(
         yield session
 
 
-def default_case(
-    model: str, dtype: str = "bfloat16", tp: int = 1, max_new_tokens: int = 16
-) -> tuple[ModelInfo, Case]:
+def default_case(model: str, dtype: str = "bfloat16", tp: int = 1, max_new_tokens: int = 16) -> tuple[ModelInfo, Case]:
     """The preset's four default prompts."""
     info = resolve_model(model)
     made: NewCase = new_case(info, dtype=dtype)

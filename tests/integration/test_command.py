@@ -14,7 +14,6 @@ import pytest
 from tests.integration.support import (
     align_command,
     align_environment,
-    alive,
     processes_below,
     run_align,
     wait_until_gone,
@@ -30,18 +29,14 @@ def test_a_run_is_aligned_and_its_case_repeats_it(tmp_path: Path) -> None:
     assert "aligned" in first.stdout
     assert "simulated" in first.stdout
     assert "\x1b[" not in first.stdout, "colour codes although the output is piped"
-    again = run_align(
-        "run", "--case", str(tmp_path / "first" / "case.json"), "--out", str(tmp_path / "again")
-    )
+    again = run_align("run", "--case", str(tmp_path / "first" / "case.json"), "--out", str(tmp_path / "again"))
     assert again.returncode == 0, again.stdout + again.stderr
     runs = [json.loads((tmp_path / name / "tokens.json").read_text()) for name in ("first", "again")]
     assert runs[0] == runs[1]
     assert (tmp_path / "first" / "case.json").read_text() == (tmp_path / "again" / "case.json").read_text()
 
 
-@pytest.mark.parametrize(
-    ("candidate", "reference"), [("native", "fp32-internal"), ("fp32-internal", "native")]
-)
+@pytest.mark.parametrize(("candidate", "reference"), [("native", "fp32-internal"), ("fp32-internal", "native")])
 def test_other_numerics_are_noise_not_divergence(candidate: str, reference: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = run_align(
@@ -84,9 +79,7 @@ def test_late_arrivals_and_text_prompts(tmp_path: Path) -> None:
         '{"token_ids": [40, 41, 42], "name": "late", "arrival": 3}\n'
     )
     out = tmp_path / "out"
-    done = run_align(
-        "run", "--model", "smollm2", "--prompts", str(prompts), "--max-new-tokens", "6", "--out", str(out)
-    )
+    done = run_align("run", "--model", "smollm2", "--prompts", str(prompts), "--max-new-tokens", "6", "--out", str(out))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "<|im_start|>" in done.stdout, "the chat template is not shown"
     steps = json.loads((out / "tokens.json").read_text())["free"]

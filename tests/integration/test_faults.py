@@ -28,9 +28,7 @@ def test_wrong_swiglu_on_both_sides_is_seen_by_transformers(tmp_path: Path) -> N
         replay = outcome[role].replay
         assert replay is not None
         compared = compare_tokens(replay.generations, golden.generations, mode="replay", policy=policy)
-        assert compared.verdict == "diverged", (
-            f"{role} multiplies swiglu by 1.5 and still agrees with transformers"
-        )
+        assert compared.verdict == "diverged", f"{role} multiplies swiglu by 1.5 and still agrees with transformers"
 
 
 def test_wrong_swiglu_on_one_side_diverges(tmp_path: Path) -> None:

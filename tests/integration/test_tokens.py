@@ -47,9 +47,7 @@ def test_both_engines_agree(pair: PairRun) -> None:
 @pytest.mark.parametrize("role", SIDES)
 def test_tokens_equal_transformers_but_for_near_ties(pair: PairRun, role: str) -> None:
     """Forced along the same ids, the engine prefers what transformers prefers in the same dtype."""
-    compared = compare_tokens(
-        pair.replay[role].generations, pair.golden.generations, mode="replay", policy=pair.policy
-    )
+    compared = compare_tokens(pair.replay[role].generations, pair.golden.generations, mode="replay", policy=pair.policy)
     assert compared.verdict == "aligned", compared.first
     flips = len(compared.near_ties)
     total = sum(request.total for request in compared.requests)

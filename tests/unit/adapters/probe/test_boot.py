@@ -97,7 +97,10 @@ def test_the_path_holds_nothing_but_entry_points() -> None:
     (found,) = metadata.distributions(path=[str(probe.PATH)])
     assert found.metadata["Name"] == "align-probe"
     points = {point.group: point.value for point in found.entry_points}
-    assert points == {"torch.backends": "adapters.probe.boot:autoload", "vllm.general_plugins": "adapters.vllm.plugin:register"}
+    assert points == {
+        "torch.backends": "adapters.probe.boot:autoload",
+        "vllm.general_plugins": "adapters.vllm.plugin:register",
+    }
     assert boot.autoload is next(iter(found.entry_points.select(group="torch.backends"))).load()
     (folder,) = (path for path in probe.PATH.iterdir() if path.name != "__pycache__")
     assert folder.name.endswith(".dist-info")

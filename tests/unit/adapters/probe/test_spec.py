@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from adapters.probe.spec import ProbeSpec, RequestSpec, SpecReader, write_spec
 
 ids = st.lists(st.integers(0, 2**31), max_size=5).map(tuple)
-requests = st.builds(
-    RequestSpec, st.text(max_size=8), st.integers(1, 9), st.integers(1, 9), st.one_of(st.none(), ids)
-)
+requests = st.builds(RequestSpec, st.text(max_size=8), st.integers(1, 9), st.integers(1, 9), st.one_of(st.none(), ids))
 specs = st.builds(ProbeSpec, st.integers(1, 9), st.integers(1, 20), st.dictionaries(st.text(max_size=6), requests))
 
 

@@ -85,7 +85,10 @@ OPERATORS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "unique": (lambda x: (torch.unique(x), torch.bincount(x)), ["l 20"]),
     "nonzero": (lambda x: (x.nonzero(), torch.where(x), torch.count_nonzero(x)), ["? 4x5"]),
     "where": (lambda c, x, y: (torch.where(c, x, y), torch.where(c, x, 0.0)), ["? 3x4", "f 3x4", "f 4"]),
-    "cat and stack": (lambda x, y: (torch.cat([x, y], 1), torch.stack([x, x]), torch.hstack([x, y])), ["h 3x4", "h 3x2"]),
+    "cat and stack": (
+        lambda x, y: (torch.cat([x, y], 1), torch.stack([x, x]), torch.hstack([x, y])),
+        ["h 3x4", "h 3x2"],
+    ),
     "split and chunk": (lambda x: (x.split([1, 3], 1), x.chunk(2, 0), x.unbind(1), x.tensor_split(3)), ["h 4x4"]),
     "shapes": (
         lambda x: (x.t(), x.permute(1, 0), x.reshape(2, 6), x.flatten(), x.unsqueeze(1).squeeze(1), x[:, ::2], x.T),
@@ -119,7 +122,10 @@ OPERATORS: dict[str, tuple[Callable[..., Any], list[str]]] = {
         lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True),
         ["f 1x2x5x8", "f 1x2x5x8", "f 1x2x5x8"],
     ),
-    "searchsorted": (lambda x, y: (torch.searchsorted(x.sort()[0], y), torch.bucketize(y, x.sort()[0])), ["f 9", "f 5"]),
+    "searchsorted": (
+        lambda x, y: (torch.searchsorted(x.sort()[0], y), torch.bucketize(y, x.sort()[0])),
+        ["f 9", "f 5"],
+    ),
     "one_hot": (lambda x: functional.one_hot(x, 4), ["l 5"]),
     "convolution": (lambda x, w: functional.conv1d(x, w, padding=1), ["f 1x2x7", "f 3x2x3"]),
     "interpolation": (lambda x: functional.interpolate(x, scale_factor=2, mode="nearest"), ["f 1x2x3x3"]),

@@ -9,21 +9,31 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 SIMNPU = REPOSITORY / "envs" / "simnpu" / "path"
 _MARK = "REPORT "
 
 
-def names(script: Path) -> list[str]:
-    """The checks that a script defines by name, without running it."""
-    body = ast.parse(script.read_text(encoding="utf-8")).body
+def names(*scripts: Path) -> list[str]:
+    """The checks that scripts define by name, without running them."""
+    body = [node for script in scripts for node in ast.parse(script.read_text(encoding="utf-8")).body]
     return [node.name for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
+
+
+def refused(kind: type[Exception], words: str) -> Any:
+    """``pytest.raises`` for a message that holds these words."""
+    return pytest.raises(kind, match=re.escape(words))
 
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
@@ -39,17 +49,18 @@ def python(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Com
     return subprocess.run(command, env=environment(env), capture_output=True, text=True, timeout=180, check=False)
 
 
-def run(script: Path, env: dict[str, str] | None = None) -> dict[str, str]:
-    """Run all checks of a script; answers the empty string or a traceback for each."""
-    return run_together(script, [env or {}])[0]
+def run(*scripts: Path, env: dict[str, str] | None = None) -> dict[str, str]:
+    """Run all checks of scripts in one process; answers the empty string or a traceback for each."""
+    return run_together(*scripts, envs=[env or {}])[0]
 
 
-def run_together(script: Path, envs: list[dict[str, str]]) -> list[dict[str, str]]:
-    """The same script in several processes at once, which may talk to each other."""
-    command = [sys.executable, str(Path(__file__)), str(script)]
+def run_together(*scripts: Path, envs: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The same scripts in several processes at once, which may talk to each other."""
+    command = [sys.executable, str(Path(__file__)), *map(str, scripts)]
     pipe = subprocess.PIPE
     processes = [
-        subprocess.Popen(command, env=environment(env), stdout=pipe, stderr=subprocess.STDOUT, text=True) for env in envs
+        subprocess.Popen(command, env=environment(env), stdout=pipe, stderr=subprocess.STDOUT, text=True)
+        for env in envs
     ]
     reports = []
     try:
@@ -66,11 +77,13 @@ def run_together(script: Path, envs: list[dict[str, str]]) -> list[dict[str, str
 
 
 def main() -> None:
-    """Run the checks of the script that is named on the command line."""
-    found = runpy.run_path(sys.argv[1])
-    checks = {name: check for name, check in found.items() if name.startswith("check_")}
-    if "more" in found:
-        checks |= found["more"]()
+    """Run the checks of the scripts that are named on the command line."""
+    checks: dict[str, Callable[[], None]] = {}
+    for script in sys.argv[1:]:
+        found = runpy.run_path(script)
+        checks |= {name: check for name, check in found.items() if name.startswith("check_")}
+        if "more" in found:
+            checks |= found["more"]()
     report = {}
     for name, check in checks.items():
         try:

@@ -9,16 +9,16 @@ import pytest
 from tests.unit.envs.simnpu import session
 from tests.unit.envs.simnpu.operators import OPERATORS
 
-SCRIPT = Path(__file__).with_name("device_checks.py")
+SCRIPTS = [Path(__file__).with_name(f"{name}_checks.py") for name in ("device", "value")]
 
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, str]:
     """The operators are compared bit by bit, so halves are multiplied as the CPU does it."""
-    return session.run(SCRIPT, {"ALIGN_SIMNPU_NUMERICS": "native"})
+    return session.run(*SCRIPTS, env={"ALIGN_SIMNPU_NUMERICS": "native"})
 
 
-@pytest.mark.parametrize("name", session.names(SCRIPT))
+@pytest.mark.parametrize("name", session.names(*SCRIPTS))
 def test_device(report: dict[str, str], name: str) -> None:
     assert not report[name], report[name]
 

@@ -16,7 +16,7 @@ RANKS = 2
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     store = f"file://{tmp_path_factory.mktemp('store') / 'store'}"
     return session.run_together(
-        SCRIPT, [{"RANK": str(rank), "WORLD_SIZE": str(RANKS), "STORE": store} for rank in range(RANKS)]
+        SCRIPT, envs=[{"RANK": str(rank), "WORLD_SIZE": str(RANKS), "STORE": store} for rank in range(RANKS)]
     )
 
 

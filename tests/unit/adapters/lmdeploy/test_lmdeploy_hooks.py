@@ -1,0 +1,137 @@
+"""The hooks inside lmdeploy's model agent, around fake methods with the engine's signatures."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from adapters.base import EngineSpec, Request
+from adapters.lmdeploy import hooks
+from adapters.lmdeploy.adapter import LmdeployAdapter
+from adapters.probe import steplog
+from adapters.probe.spec import ProbeSpec, RequestSpec, write_spec
+
+
+class BaseModelAgent:
+    """As much of the engine's class as the hooks wrap."""
+
+    rank = 0
+
+    def __init__(self, strategy: Any) -> None:
+        self.agent_strategy = strategy
+        self.forwards = 0
+
+    async def _async_step(self, inputs: Any, sampling_inputs: Any = None) -> Any:
+        logits = await self._async_model_forward(inputs, return_logits=False)
+        if inputs.broken:
+            raise LookupError("inside the step")
+        return await self._step_postprocess_with_output(logits, inputs)
+
+    async def _async_model_forward(self, inputs: Any, return_logits: bool) -> torch.Tensor:
+        self.forwards += 1
+        rows = torch.zeros(inputs.seq_length.shape[0], 10)
+        rows[:, 1] = 1.0
+        return rows
+
+    async def _step_postprocess_with_output(self, last_logits: torch.Tensor, inputs: Any) -> torch.Tensor:
+        sampled = last_logits.argmax(-1)
+        _, tokens = self.agent_strategy.post_sampling(inputs, last_logits, sampled, None)
+        return torch.as_tensor(tokens)
+
+
+class ARModelAgentStrategy:
+    def post_sampling(self, inputs: Any, logits: Any, next_token_ids: torch.Tensor, extra_inputs: Any) -> Any:
+        return inputs, next_token_ids
+
+
+def batch(history: list[int], lengths: list[int], is_dummy: bool = False, broken: bool = False) -> Any:
+    return SimpleNamespace(
+        history_lengths=torch.tensor(history), seq_length=torch.tensor(lengths), is_dummy=is_dummy, broken=broken
+    )
+
+
+def sessions(*numbers: int) -> Any:
+    return SimpleNamespace(session_ctx=[{"session_id": number} for number in numbers])
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An agent whose classes are wrapped, as in a worker."""
+    monkeypatch.setattr(steplog, "_log", None)
+    monkeypatch.setattr(hooks, "_state", hooks._State())
+    monkeypatch.setenv("ALIGN_PROBE_DIR", str(tmp_path))
+    fake: Any = ModuleType("lmdeploy.pytorch.strategies.ar.model_agent")
+    fake.ARModelAgentStrategy = type("ARModelAgentStrategy", (ARModelAgentStrategy,), {})
+    for name in ("lmdeploy", "lmdeploy.pytorch", "lmdeploy.pytorch.strategies", "lmdeploy.pytorch.strategies.ar"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    cls = type("BaseModelAgent", (BaseModelAgent,), {})
+    hooks.install(SimpleNamespace(BaseModelAgent=cls))
+    return cls(fake.ARModelAgentStrategy())
+
+
+def step(agent: Any, inputs: Any, sampling_inputs: Any = None) -> list[int]:
+    return [int(token) for token in asyncio.run(agent._async_step(inputs, sampling_inputs=sampling_inputs))]
+
+
+def test_rows_are_known_by_session_and_position_and_tokens_are_forced(agent: Any, tmp_path: Path) -> None:
+    write_spec(tmp_path, ProbeSpec(1, 2, {"7": RequestSpec("a", 3, 2, (5, 6)), "9": RequestSpec("b", 2, 2)}))
+    assert step(agent, batch([0, 0], [3, 2]), sessions(7, 9)) == [5, 1]
+    assert step(agent, batch([2, 3], [1, 1]), sessions(9, 7)) == [1, 6]
+    first, second = steplog.read_steps(tmp_path, 1)
+    assert [(row.request, row.start, row.count) for row in first.rows] == [("a", 0, 3), ("b", 0, 2)]
+    assert [(row.request, row.start, row.count) for row in second.rows] == [("b", 2, 1), ("a", 3, 1)]
+    assert (first.phase, second.phase) == ("prefill", "decode")
+    a, b = steplog.read_generations(tmp_path, 1, ["a", "b"])
+    assert (a.token_ids, a.greedy_ids, b.token_ids) == ((5, 6), (1, 1), (1, 1))
+
+
+def test_forcing_leaves_the_sampled_tensor_alone(agent: Any, tmp_path: Path) -> None:
+    write_spec(tmp_path, ProbeSpec(1, 2, {"7": RequestSpec("a", 3, 1, (5,))}))
+    hooks._state.forced = [None, 5]
+    sampled = torch.tensor([1, 1])
+    _, tokens = agent.agent_strategy.post_sampling(None, None, sampled, None)
+    assert tokens.tolist() == [1, 5]
+    assert tokens.dtype == sampled.dtype
+    assert sampled.tolist() == [1, 1]
+    hooks._state.forced = [None, None]
+    assert agent.agent_strategy.post_sampling(None, None, sampled, None)[1] is sampled
+
+
+def test_warm_up_and_dummy_inputs_are_dummy(agent: Any, tmp_path: Path) -> None:
+    assert step(agent, batch([0], [4])) == [1]
+    write_spec(tmp_path, ProbeSpec(1, 2, {"7": RequestSpec("a", 3, 1, (5,))}))
+    assert step(agent, batch([0], [1], is_dummy=True), sessions(7)) == [1], "a dummy forward is never forced"
+    assert step(agent, batch([0], [3]), sessions(7)) == [5]
+    lines = (tmp_path / "steps-rank0.jsonl").read_text().splitlines()
+    assert [line.split('"')[3] for line in lines] == ["dummy", "dummy", "step", "tokens"]
+    assert agent.forwards == 3
+
+
+def test_an_error_of_the_step_is_printed_and_passes(
+    agent: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(LookupError):
+        step(agent, batch([0], [1], broken=True))
+    assert "LookupError: inside the step" in capsys.readouterr().err
+
+
+def test_layouts_that_are_not_launched(tmp_path: Path) -> None:
+    for changes in ({"dp": 2}, {"ep": 2}):
+        spec = EngineSpec("lmdeploy", "candidate", "/m", "bfloat16", str(tmp_path), **changes)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="use dp 1 and ep 1"):
+            LmdeployAdapter().launch(spec, lambda stage, detail="": None)
+
+
+def test_runs_have_sessions_of_their_own() -> None:
+    adapter = LmdeployAdapter()
+    request = Request("a", (1,), 1)
+    keys = {adapter._key(generation, index, request) for generation in range(1, 5) for index in range(100)}
+    assert len(keys) == 400
+    assert all(key.isdecimal() for key in keys), "a session is a number"

@@ -1,0 +1,208 @@
+"""The hooks inside vllm-ascend's runner and the logits processor, around fakes with the engine's signatures."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from adapters.base import EngineSpec, Request
+from adapters.probe import boot, steplog
+from adapters.probe.spec import ProbeSpec, RequestSpec, write_spec
+from adapters.vllm import hooks, plugin
+from adapters.vllm.adapter import VllmAdapter
+
+
+class NPUModelRunner:
+    """As much of the engine's class as the hooks wrap."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def execute_model(self, scheduler_output: Any, intermediate_tensors: Any = None) -> str:
+        self.calls.append("execute")
+        return "output"
+
+    def _dummy_run(self, num_tokens: int, *, with_prefill: bool = False) -> str:
+        self.calls.append(f"dummy {num_tokens} {with_prefill}")
+        return "dummy"
+
+
+def scheduled(
+    new: dict[str, tuple[int, int]] | None = None,
+    cached: dict[str, tuple[int, int]] | None = None,
+    finished: tuple[str, ...] = (),
+) -> Any:
+    """A scheduler's output: request → (first position, count)."""
+    new, cached = new or {}, cached or {}
+    return SimpleNamespace(
+        scheduled_new_reqs=[
+            SimpleNamespace(
+                req_id=name,
+                num_computed_tokens=start,
+                sampling_params=SimpleNamespace(extra_args={hooks.KEY: f"k:{name}"}),
+            )
+            for name, (start, _) in new.items()
+        ],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=list(cached), num_computed_tokens=[start for start, _ in cached.values()]
+        ),
+        num_scheduled_tokens={name: count for name, (_, count) in {**new, **cached}.items()},
+        total_num_scheduled_tokens=sum(count for _, count in {**new, **cached}.values()),
+        finished_req_ids=set(finished),
+    )
+
+
+@pytest.fixture
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(steplog, "_log", None)
+    monkeypatch.setattr(hooks, "_keys", {})
+    monkeypatch.setattr(hooks, "_rank", lambda: 1)
+    monkeypatch.setenv("ALIGN_PROBE_DIR", str(tmp_path))
+    cls = type("NPUModelRunner", (NPUModelRunner,), {})
+    hooks.install(SimpleNamespace(NPUModelRunner=cls))
+    return cls()
+
+
+def spans(directory: Path) -> list[list[tuple[str, int, int, int]]]:
+    return [
+        [(row.request, row.start, row.count, row.occurrence) for row in step.rows]
+        for step in steplog.read_steps(directory, 1)
+    ]
+
+
+def test_steps_are_recorded_before_they_run(runner: Any, tmp_path: Path) -> None:
+    write_spec(tmp_path, ProbeSpec(1, 2, {f"k:{name}": RequestSpec(name, 3, 4) for name in "ab"}))
+    assert runner.execute_model(scheduled(new={"a": (0, 3), "b": (0, 3)})) == "output"
+    runner.execute_model(scheduled(cached={"b": (3, 1), "a": (3, 1)}))
+    runner.execute_model(scheduled(cached={"a": (0, 5)}), None)
+    assert spans(tmp_path) == [[("a", 0, 3, 0), ("b", 0, 3, 0)], [("b", 3, 1, 0), ("a", 3, 1, 0)], [("a", 0, 5, 1)]]
+    assert {step.rank for step in steplog.read_steps(tmp_path, 1)} == {1}
+    assert runner.calls == ["execute"] * 3
+
+
+def test_an_empty_schedule_is_no_step(runner: Any, tmp_path: Path) -> None:
+    write_spec(tmp_path, ProbeSpec(1, 2, {"k:a": RequestSpec("a", 3, 1)}))
+    runner.execute_model(scheduled(new={"a": (0, 3)}))
+    runner.execute_model(scheduled(finished=("a",)))
+    assert len(spans(tmp_path)) == 1
+    assert hooks._keys == {}
+    assert runner.calls == ["execute"] * 2
+
+
+def test_dummy_runs_pass_their_arguments_and_are_no_steps(runner: Any, tmp_path: Path) -> None:
+    assert runner._dummy_run(16, with_prefill=True) == "dummy"
+    assert runner.calls == ["dummy 16 True"]
+    assert '"event": "dummy"' in (tmp_path / "steps-rank1.jsonl").read_text()
+
+
+# ------------------------------------------------------------------------------------------------------- forcing
+
+
+@pytest.fixture
+def processor(runner: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The processor over a stand-in of vLLM's base class; its update keeps ``{row: value}`` as vLLM's own does."""
+
+    def process_dict_updates(entries: dict[int, str], update: Any, new: Any) -> bool:
+        for row, params in (update or {}).items():
+            value = None if params is None else new(params, None, [])
+            if value is None:
+                entries.pop(row, None)
+            else:
+                entries[row] = value
+        return True
+
+    base: Any = ModuleType("vllm.v1.sample.logits_processor")
+    base.BatchUpdate, base.LogitsProcessor = object, object
+    builtin: Any = ModuleType("vllm.v1.sample.logits_processor.builtin")
+    builtin.process_dict_updates = process_dict_updates
+    for name in ("vllm", "vllm.v1", "vllm.v1.sample"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, base.__name__, base)
+    monkeypatch.setitem(sys.modules, builtin.__name__, builtin)
+    module = importlib.import_module("adapters.vllm.forcing")
+    yield module.ForcingProcessor(None, torch.device("cpu"), False)
+    del sys.modules["adapters.vllm.forcing"]
+
+
+def params(key: str | None) -> Any:
+    return SimpleNamespace(extra_args=None if key is None else {hooks.KEY: key})
+
+
+def test_forced_rows_leave_one_choice(processor: Any, runner: Any, tmp_path: Path) -> None:
+    write_spec(tmp_path, ProbeSpec(1, 2, {"k:a": RequestSpec("a", 3, 1, (4,)), "k:b": RequestSpec("b", 3, 1)}))
+    runner.execute_model(scheduled(new={"a": (0, 3), "b": (0, 3)}))
+    processor.update_state({0: params("k:b"), 1: params("k:a")})
+    logits = torch.eye(6)[[2, 2]].float()
+    result = processor.apply(logits)
+    assert result.argmax(-1).tolist() == [2, 4]
+    assert result[0].tolist() == torch.eye(6)[2].tolist(), "a free row is not touched"
+    assert result[1].tolist() == [-math.inf] * 4 + [0.0, -math.inf]
+    a, b = steplog.read_generations(tmp_path, 1, ["a", "b"], rank=1)
+    assert (a.token_ids, a.greedy_ids, b.token_ids) == ((4,), (2,), (2,))
+    assert not processor.is_argmax_invariant(), "vLLM would skip it for greedy requests"
+
+
+def test_requests_without_a_key_are_left_alone(processor: Any, tmp_path: Path) -> None:
+    logits = torch.randn(2, 5)
+    processor.update_state({0: params(None)})
+    assert torch.equal(processor.apply(logits.clone()), logits)
+    processor.update_state(None)
+    assert torch.equal(processor.apply(logits.clone()), logits)
+
+
+# ------------------------------------------------------------------------------------------------------- adapter
+
+
+def test_layouts_that_are_not_launched(tmp_path: Path) -> None:
+    for changes in ({"dp": 2}, {"ep": 2}):
+        spec = EngineSpec("vllm", "reference", "/m", "bfloat16", str(tmp_path), **changes)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="use dp 1 and ep 1"):
+            VllmAdapter().launch(spec, lambda stage, detail="": None)
+
+
+@pytest.mark.parametrize(
+    ("config", "per_block"),
+    [
+        ({"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128, "hidden_size": 64}, 2 * 128),
+        ({"num_attention_heads": 4, "hidden_size": 64}, 4 * 16),
+        ({"num_attention_heads": 4, "num_key_value_heads": None, "head_dim": None, "hidden_size": 64}, 4 * 16),
+    ],
+)
+def test_cache_bytes(config: dict[str, Any], per_block: int, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    spec = EngineSpec("vllm", "reference", str(tmp_path), "bfloat16", str(tmp_path), block_size=16, num_blocks=9)
+    keys_and_values, two_bytes = 2, 2
+    assert VllmAdapter._cache_bytes(spec) >= keys_and_values * two_bytes * 16 * per_block * 3 * 9
+
+
+def test_runs_have_keys_of_their_own() -> None:
+    adapter = VllmAdapter()
+    requests = [Request(name, (1,), 1) for name in ("a", "b")]
+    keys = {adapter._key(generation, at, one) for generation in (1, 2) for at, one in enumerate(requests)}
+    assert len(keys) == 4
+
+
+def test_closing_twice_is_closing_once() -> None:
+    closed = []
+    adapter = VllmAdapter()
+    core = SimpleNamespace(shutdown=lambda: closed.append(True))
+    adapter._llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=core))
+    adapter.close()
+    adapter.close()
+    assert closed == [True]
+
+
+def test_the_plugin_arms_the_hooks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setenv("ALIGN_PROBE_DIR", str(tmp_path))
+    plugin.register()
+    assert isinstance(sys.meta_path[0], boot._AfterImport)

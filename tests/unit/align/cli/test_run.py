@@ -1,0 +1,358 @@
+"""``align run`` without engines: refusals before anything starts, and what a finished run leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.base import Generation, TokenStep
+from align.cli import main
+from align.cli import run as run_module
+from align.cli.run import overall_verdict
+from align.compare.noise import NoisePolicy
+from align.compare.tokens import Difference, TokenComparison, compare_tokens
+from align.errors import SideError
+from align.models import qwen3
+from align.run.session import Outcome, SideOutcome
+from envs import profiles
+from envs.profiles import Interpreter
+from tests.unit.align.run import fakes
+
+IDS = (4, 5, 6)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    folder.mkdir()
+    qwen3.build(folder, lambda line: None)
+    return folder
+
+
+class FakeSession:
+    """Both sides answer what ``free`` and ``forced`` say; nothing is started."""
+
+    free: dict[str, Any]
+    forced: dict[str, Any]
+    made: list[FakeSession]
+    error: BaseException | None
+
+    def __init__(self, case: Any, info: Any, interpreters: Any, directory: Path, limits: Any, watcher: Any) -> None:
+        self.case, self.interpreters, self.directory, self.limits = case, interpreters, directory, limits
+        self.outcome = Outcome({role: SideOutcome(interpreters[role].engine) for role in interpreters})
+        self.stages: list[str] = []
+        self.made.append(self)
+
+    def __enter__(self) -> FakeSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stages.append("closed")
+
+    def launch(self) -> None:
+        self.stages.append("launch")
+        for side in self.outcome.sides.values():
+            side.launched = fakes.launched()
+        if self.error is not None:
+            raise self.error
+
+    def generate(self) -> None:
+        self.stages.append("generate")
+        for role, side in self.outcome.sides.items():
+            side.free = self._result(self.free[role])
+
+    def replay(self) -> None:
+        self.stages.append("replay")
+        for role, side in self.outcome.sides.items():
+            side.replay = self._result(self.forced[role])
+
+    def _result(self, steps: Any) -> Any:
+        generations = tuple(Generation(request.name, tuple(steps)) for request in self.case.requests)
+        return replace(fakes.result(), generations=generations)
+
+
+def steps(*ids: int, margin: float = 1.0, chosen: tuple[int, ...] = ()) -> list[TokenStep]:
+    """Each id is preferred to its neighbours by ``margin``; ``chosen`` are the ids that were appended."""
+    return [
+        TokenStep(one, token, ((token, -0.1), (token - 1, -0.1 - margin), (token + 1, -0.1 - margin)))
+        for token, one in zip(ids, chosen or ids, strict=True)
+    ]
+
+
+@pytest.fixture
+def align(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
+) -> Iterator[Callable[..., Any]]:
+    """Runs ``align run …`` in this process; answers ``(exit code, output, errors)``."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setenv("ALIGN_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("LMDEPLOY_PYTHON", "VLLM_PYTHON"):
+        monkeypatch.delenv(name, raising=False)
+
+    def resolve(device: str, engine: str, progress: Any = None) -> Interpreter:
+        """The simulated device's environments are not built for this."""
+        if device != "simnpu":
+            return profiles.resolve(device, engine, progress)
+        return Interpreter(engine, device, Path("/env/bin/python"), (), {"OMP_NUM_THREADS": "1"}, True)
+
+    monkeypatch.setattr(run_module, "resolve", resolve)
+    monkeypatch.setattr(run_module, "Session", FakeSession)
+    state: dict[str, Any] = {
+        "free": dict.fromkeys(("candidate", "reference"), steps(*IDS)),
+        "forced": dict.fromkeys(("candidate", "reference"), steps(*IDS)),
+        "made": [],
+        "error": None,
+    }
+    for name, value in state.items():
+        monkeypatch.setattr(FakeSession, name, value, raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["align", "run", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capsys.readouterr()
+        return int(caught.value.code or 0), out, err
+
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
+# ------------------------------------------------------------------------------------------------------- refusals
+
+REFUSALS: list[tuple[list[str], str, str]] = [
+    (["--model", "qwen33"], "unknown model 'qwen33'", "qwen3"),
+    (["--model", ""], "names no model", "qwen3"),
+    (["--model", "{tmp}/nowhere"], "nowhere", ""),
+    (["--tp", "0"], "tp must be a positive integer", "--tp"),
+    (["--tp", "-2"], "tp must be a positive integer", "--tp"),
+    (["--tp", "3"], "tp must divide num_attention_heads (4)", "valid tp: 1, 2, 4"),
+    (["--dp", "2"], "is not launched by this version", "use dp 1"),
+    (["--dp", "0"], "dp must be a positive integer", "--dp"),
+    (["--ep", "5"], "ep must be 1", "--ep"),
+    (["--dtype", "float8"], "dtype", "correct the named fields"),
+    (["--max-new-tokens", "0"], "max_new_tokens", "correct the named fields"),
+    (["--max-new-tokens", "99999"], "exceed the", "max_new_tokens"),
+    (["--block-size", "-1"], "block_size", "correct the named fields"),
+    (["--prompts", "{tmp}/nowhere.jsonl"], "nowhere.jsonl does not exist", "check the path"),
+    (["--prompts", "{tmp}/broken.jsonl"], "broken.jsonl", ""),
+    (["--prompts", "{tmp}/empty.jsonl"], "empty.jsonl", ""),
+    (["--prompts", "{tmp}/both.jsonl"], "exactly one of text, messages and token_ids", ""),
+    (["--prompts", "{tmp}/outside.jsonl"], "outside the vocabulary", "correct the id"),
+    (["--prompts", "{tmp}/long.jsonl"], "exceed the", "shorten the prompt"),
+    (["--prompts", "{tmp}"], "cannot read", "readable file"),
+    (["--case", "{tmp}/nowhere.json"], "nowhere.json does not exist", "check the path"),
+    (["--case", "{tmp}/broken.jsonl"], "is not JSON", "repair the file"),
+    (["--case", "{tmp}/case.json", "--tp", "2"], "--case already decides what --tp would", "leave it out"),
+    (["--case", "{tmp}/case.json", "--dtype", "fp16", "--model", "x"], "--model, --dtype would", "leave them out"),
+    (["--case", "{tmp}/golden.json"], "the case's candidate is transformers", "lmdeploy, vllm"),
+    (["--device", "tpu"], "unknown device 'tpu'", "simnpu"),
+    (["--device", "camb"], "not supported yet", "simnpu"),
+    (["--device", "ascend"], "LMDEPLOY_PYTHON is not set", "LMDEPLOY_PYTHON=/path"),
+    (["--replay", "perhaps"], "--replay perhaps is not known", "auto, always, never"),
+    (["--numerics", "native"], "--numerics native is not SIDE=NAME", "candidate, reference"),
+    (["--numerics", "candidate=fp64"], "is not SIDE=NAME", "native, fp32-internal"),
+    (["--numerics", "candidate=native", "--device", "ascend"], "belongs to the simulated NPU", "leave --numerics out"),
+    (["--launch-timeout", "0"], "--launch-timeout 0 is not a time", "for example --launch-timeout 600"),
+    (["--launch-timeout", "inf"], "--launch-timeout inf is not a time", "seconds"),
+    (["--step-timeout", "nan"], "--step-timeout nan is not a time", "seconds"),
+    (["--step-timeout", "-3"], "--step-timeout -3 is not a time", "seconds"),
+    (["--out", "{tmp}/full"], "is not an empty directory", "choose another --out"),
+    (["--out", "{tmp}/case.json"], "is not an empty directory", "choose another --out"),
+    (["--out", "{tmp}/case.json/below"], "cannot be written", "--out"),
+]
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, checkpoint: Path) -> Path:
+    """Files that the refusals name."""
+    folder = tmp_path / "inputs"
+    (folder / "full").mkdir(parents=True)
+    (folder / "full" / "kept").write_text("mine")
+    case = {"model": str(checkpoint), "requests": [{"name": "r0", "token_ids": [1, 2]}]}
+    (folder / "case.json").write_text(json.dumps(case))
+    (folder / "golden.json").write_text(json.dumps({**case, "candidate": "transformers"}))
+    (folder / "broken.jsonl").write_text('{"text": "half')
+    (folder / "empty.jsonl").write_text("\n")
+    (folder / "both.jsonl").write_text('{"text": "a", "token_ids": [1]}\n')
+    (folder / "outside.jsonl").write_text('{"token_ids": [1, 99999999]}\n')
+    (folder / "long.jsonl").write_text(json.dumps({"token_ids": [1] * 100_000}) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize(("arguments", "words", "hint"), REFUSALS, ids=[" ".join(row[0])[:60] for row in REFUSALS])
+def test_bad_input_is_refused(
+    align: Callable[..., Any], inputs: Path, checkpoint: Path, arguments: list[str], words: str, hint: str
+) -> None:
+    given = [argument.replace("{tmp}", str(inputs)) for argument in arguments]
+    if "--model" not in given and "--case" not in given:
+        given = ["--model", str(checkpoint), *given]
+    before = sorted(inputs.rglob("*"))
+    code, _, err = align(*given)
+    assert code == 2, err
+    assert "Traceback" not in err
+    lines = err.strip().splitlines()
+    assert sum(line.startswith("error: ") for line in lines) == 1
+    assert words in lines[0] if lines[0].startswith("error: ") else words in err
+    assert lines[-1].startswith("next: ")
+    assert hint in lines[-1] or hint in err
+    assert len(lines[-1]) > len("next: ")
+    assert FakeSession.made == [], "something was started"
+    assert sorted(inputs.rglob("*")) == before, "something was written"
+    assert not (inputs.parent / "home" / "runs").exists(), "a run's directory was made"
+
+
+def test_debug_shows_where_input_was_refused(align: Callable[..., Any], checkpoint: Path) -> None:
+    code, _, err = align("--model", str(checkpoint), "--tp", "0", "--debug")
+    assert code == 2
+    assert err.startswith("Traceback")
+    assert err.strip().splitlines()[-1].startswith("next: ")
+
+
+# ---------------------------------------------------------------------------------------------------- finished runs
+
+
+def test_an_aligned_run(align: Callable[..., Any], checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code, text, err = align("--model", str(checkpoint), "--out", str(out), "--max-new-tokens", "3", "--dtype", "fp16")
+    assert (code, err) == (0, "")
+    assert "aligned: lmdeploy and vllm generate the same 12 greedy tokens for 4 requests" in text
+    assert "\x1b[" not in text
+    assert sorted(path.name for path in out.iterdir()) == ["case.json", "run.json", "tokens.json"]
+    record = json.loads((out / "run.json").read_text())
+    assert record["verdict"] == "aligned"
+    assert record["command"][:2] == ["align", "run"]
+    (session,) = FakeSession.made
+    assert session.stages == ["launch", "generate", "closed"], "nothing differs, so nothing is replayed"
+    assert session.case.dtype == "float16"
+    assert session.directory == out
+
+
+def test_a_case_repeats_a_run(align: Callable[..., Any], checkpoint: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert align("--model", str(checkpoint), "--out", str(first), "--max-new-tokens", "3")[0] == 0
+    assert align("--case", str(first / "case.json"), "--out", str(second))[0] == 0
+    for name in ("case.json", "tokens.json"):
+        assert (first / name).read_text() == (second / name).read_text()
+    assert FakeSession.made[0].case == FakeSession.made[1].case
+
+
+def test_a_run_without_a_name_gets_one(align: Callable[..., Any], checkpoint: Path, tmp_path: Path) -> None:
+    assert align("--model", str(checkpoint))[0] == 0
+    assert align("--model", str(checkpoint))[0] == 0
+    assert len({session.directory for session in FakeSession.made}) == 2
+    assert all(session.directory.parent == tmp_path / "home" / "runs" for session in FakeSession.made)
+
+
+def test_a_divergence_is_replayed_and_exits_with_one(align: Callable[..., Any], checkpoint: Path) -> None:
+    FakeSession.free = {"candidate": steps(4, 50, 6), "reference": steps(*IDS)}
+    FakeSession.forced = {"candidate": steps(4, 50, 6, chosen=IDS), "reference": steps(*IDS)}
+    code, text, _ = align("--model", str(checkpoint))
+    assert code == 1
+    assert "diverged: lmdeploy and vllm first differ at token 1, in decode" in text
+    assert FakeSession.made[0].stages == ["launch", "generate", "replay", "closed"]
+
+
+@pytest.mark.parametrize(("mode", "replays"), [("auto", False), ("always", True), ("never", False)])
+def test_replay_modes(align: Callable[..., Any], checkpoint: Path, mode: str, replays: bool) -> None:
+    assert align("--model", str(checkpoint), "--replay", mode)[0] == 0
+    assert ("replay" in FakeSession.made[0].stages) is replays
+
+
+def test_never_means_never(align: Callable[..., Any], checkpoint: Path) -> None:
+    FakeSession.free = {"candidate": steps(4, 50, 6), "reference": steps(*IDS)}
+    assert align("--model", str(checkpoint), "--replay", "never")[0] == 1
+    assert "replay" not in FakeSession.made[0].stages
+
+
+def test_quiet_is_one_line(align: Callable[..., Any], checkpoint: Path) -> None:
+    code, text, err = align("--model", str(checkpoint), "--quiet")
+    assert (code, err) == (0, "")
+    assert text == "aligned: lmdeploy and vllm generate the same 12 greedy tokens for 4 requests\n"
+
+
+def test_numerics_and_limits_reach_the_sides(align: Callable[..., Any], checkpoint: Path) -> None:
+    align("--model", str(checkpoint), "--numerics", "candidate=native", "--launch-timeout", "7", "--step-timeout", "8")
+    (session,) = FakeSession.made
+    assert session.interpreters["candidate"].env == {"OMP_NUM_THREADS": "1", "ALIGN_SIMNPU_NUMERICS": "native"}
+    assert "ALIGN_SIMNPU_NUMERICS" not in session.interpreters["reference"].env
+    assert (session.limits.launch, session.limits.step) == (7.0, 8.0)
+
+
+def test_a_failed_side_keeps_the_case(align: Callable[..., Any], checkpoint: Path, tmp_path: Path) -> None:
+    FakeSession.error = SideError("candidate", "the candidate died", "read its log", ("last words",))
+    out = tmp_path / "out"
+    code, _, err = align("--model", str(checkpoint), "--out", str(out))
+    assert code == 2
+    assert "last words" in err
+    assert FakeSession.made[0].stages == ["launch", "closed"]
+    assert [path.name for path in out.iterdir()] == ["case.json"]
+
+
+def test_a_disk_that_fills_up(
+    align: Callable[..., Any], checkpoint: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write = Path.write_text
+
+    def full(self: Path, text: str, **kwargs: Any) -> int:
+        if self.name.startswith("tokens"):
+            write(self, text[:5], **kwargs)
+            raise OSError(28, os.strerror(28))
+        return write(self, text, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    out = tmp_path / "out"
+    code, _, err = align("--model", str(checkpoint), "--out", str(out))
+    assert code == 2
+    assert "no space is left" in err
+    assert "Traceback" not in err
+    assert [path.name for path in out.iterdir()] == ["case.json"]
+
+
+# --------------------------------------------------------------------------------------------------------- verdict
+
+
+def compared(*differences: tuple[str, int, bool]) -> TokenComparison:
+    """A comparison with these ``(request, index, near-tie)`` differences."""
+    same = [fakes.generation("r0", 1)]
+    base = compare_tokens(same, same, mode="free", policy=NoisePolicy(0.1, 1.0))
+    found = tuple(
+        Difference(
+            request=name, index=index, position=None, kind="token", candidate_id=1, reference_id=2, candidate_top=(),
+            reference_top=(), candidate_margin=None, reference_margin=None, candidate_margin_at_least=None,
+            reference_margin_at_least=None, noise=0.0, tolerance=0.1, near_tie=tie, why="",
+        )
+        for name, index, tie in differences
+    )  # fmt: skip
+    request = replace(base.requests[0], differences=found)
+    verdict: Any = "aligned" if all(tie for _, _, tie in differences) else "diverged"
+    return replace(base, verdict=verdict, requests=(request,))
+
+
+@pytest.mark.parametrize(
+    ("free", "replay", "verdict"),
+    [
+        ([], None, "aligned"),
+        ([("a", 1, True)], None, "aligned"),
+        ([("a", 1, False)], None, "diverged"),
+        ([("a", 1, False)], [("a", 1, True)], "aligned"),
+        ([("a", 1, True)], [], "aligned"),
+        ([("a", 1, True)], [("a", 1, False)], "diverged"),
+        ([], [("a", 5, False)], "diverged"),
+        ([("a", 1, False)], [], "diverged"),
+        ([("a", 1, False)], [("a", 2, True)], "diverged"),
+        ([("a", 1, False)], [("b", 1, True)], "diverged"),
+        ([("a", 1, False), ("b", 2, True)], [("a", 1, True), ("b", 2, True), ("b", 3, True)], "aligned"),
+    ],
+)
+def test_both_runs_decide_together(free: Any, replay: Any, verdict: str) -> None:
+    comparisons = {"free": compared(*free)} | ({} if replay is None else {"replay": compared(*replay)})
+    assert overall_verdict(comparisons) == verdict
