@@ -26,6 +26,9 @@ from envs.home import SPACE_HINT, align_home, make_directory, os_error, write_at
 from envs.lockfile import Lock, Step
 from envs.run import HEARTBEAT_S, Outcome, Runner, run
 
+#: How long a waiting builder looks for the number of a live holder before it speaks all the same.
+HOLDER_S = 2.0
+
 #: Names of the environments, in the order in which they are built.
 NAMES = ("driver", "lmdeploy", "vllm")
 
@@ -213,8 +216,9 @@ class Builder:
                     break
                 except BlockingIOError:
                     waited = time.monotonic() - start
-                    if waited - said >= HEARTBEAT_S:
-                        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+                    # The holder writes its number just after it has the lock, over that of the one before.
+                    holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+                    if waited - said >= HEARTBEAT_S and (waited > HOLDER_S or Path("/proc", holder or "?").exists()):
                         say(f"another build is under way (process {holder}); waiting for it ({waited:.0f} s)")
                         said = waited
                     time.sleep(0.2)

@@ -15,7 +15,7 @@ from typing import Any
 
 from adapters.base import EngineSpec, Observation, Progress, Request
 from adapters.lmdeploy.gate import Gate
-from adapters.probe.adapter import ProbedAdapter
+from adapters.probe.adapter import ProbedAdapter, simulated_numerics
 
 #: Session numbers of one run start here; runs do not share sessions, so nothing is resumed by accident.
 _SESSIONS_PER_RUN = 10_000
@@ -107,6 +107,7 @@ class LmdeployAdapter(ProbedAdapter):
             Observation("num_blocks", cache.num_gpu_blocks, "cache_config.num_gpu_blocks"),
             Observation("prefix_caching", bool(cache.enable_prefix_caching), "cache_config.enable_prefix_caching"),
             Observation("executor", type(engine.executor).__name__, "engine.executor"),
+            simulated_numerics(),
         ]
         npu: Any = getattr(torch, "npu", None)
         seen.append(

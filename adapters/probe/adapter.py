@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from adapters.base import Adapter, Generation, Request, RunResult
+from adapters.base import Adapter, Generation, Observation, Request, RunResult
 from adapters.probe.spec import ProbeSpec, RequestSpec, write_spec
 from adapters.probe.steplog import read_generations, read_steps
+
+
+def simulated_numerics() -> Observation:
+    """Which numerics the simulated operators use in this process."""
+    numerics = sys.modules.get("torch_npu._sim.numerics")
+    if numerics is None:
+        return Observation("numerics", None, "torch_npu", "the operators are not simulated")
+    return Observation("numerics", numerics.numerics(), "torch_npu._sim.numerics")
 
 
 def _cut_at_stop(generation: Generation, request: Request) -> Generation:

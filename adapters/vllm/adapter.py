@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters.base import EngineSpec, Observation, Progress, Request
-from adapters.probe.adapter import ProbedAdapter
+from adapters.probe.adapter import ProbedAdapter, simulated_numerics
 
 #: What vllm-ascend must not do behind our back; unknown keys are ignored by it, so they are read back.
 _ADDITIONAL_CONFIG: dict[str, Any] = {
@@ -105,6 +105,7 @@ class VllmAdapter(ProbedAdapter):
             Observation("soc_version", npu.get_soc_version(), "torch.npu.get_soc_version")
             if npu is not None
             else Observation("soc_version", None, "torch.npu", "torch.npu is not there"),
+            simulated_numerics(),
             Observation("vllm_ascend", metadata.version("vllm-ascend"), "installed distribution"),
         ]
 

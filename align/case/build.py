@@ -38,7 +38,7 @@ def new_case(
         prompts_file: JSON lines; ``None`` takes the default prompts.
         layout: default tp1 dp1 ep1. Default prompts are dealt to the data-parallel ranks in turn.
         decoding, batch: defaults of their classes.
-        settings: ``dtype``, ``candidate``, ``reference``.
+        settings: ``dtype``, ``candidate``, ``reference``, ``numerics``.
 
     Raises:
         UserError: prompts or settings that this model cannot run.

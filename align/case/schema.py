@@ -100,6 +100,16 @@ class Batch(Strict):
     together: bool = True
 
 
+NumericsName = Literal["native", "fp32-internal"]
+
+
+class Numerics(Strict):
+    """Numerics of the simulated operators per side; ``None`` leaves the default. Means nothing on hardware."""
+
+    candidate: NumericsName | None = None
+    reference: NumericsName | None = None
+
+
 class Case(Strict):
     """One case; ``model`` is a preset's name or a checkpoint directory."""
 
@@ -111,6 +121,7 @@ class Case(Strict):
     layout: CaseLayout = CaseLayout()
     decoding: Decoding = Decoding()
     batch: Batch = Batch()
+    numerics: Numerics = Numerics()
     requests: Annotated[tuple[CaseRequest, ...], Field(min_length=1)]
 
     @model_validator(mode="after")

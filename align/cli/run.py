@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from rich.console import Console
 from adapters.base import SIDES
 from align.case.build import NewCase, new_case
 from align.case.prompts import EncodedPrompt
-from align.case.schema import Batch, Case, Decoding, explain, load_case
+from align.case.schema import Batch, Case, Decoding, Numerics, explain, load_case
 from align.compare.noise import NoisePolicy
 from align.compare.tokens import TokenComparison, compare_tokens
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
@@ -26,10 +27,10 @@ from align.report import terminal
 from align.report.live import LiveProgress
 from align.run.directory import RunDirectory
 from align.run.record import run_record, tokens_record
-from align.run.session import Outcome, Session, check_launchable
+from align.run.session import SIMULATED, Outcome, Session, check_device, check_launchable
 from align.run.side import Limits
 from envs.home import align_home
-from envs.profiles import Interpreter, resolve
+from envs.profiles import PYTHON_VARIABLES, Interpreter, resolve
 
 DEFAULT_MODEL = "qwen3"
 REPLAY_MODES = ("auto", "always", "never")
@@ -74,13 +75,18 @@ def execute(settings: RunSettings) -> int:
     if settings.replay not in REPLAY_MODES:
         raise UserError(f"--replay {settings.replay} is not known", f"choose one of {', '.join(REPLAY_MODES)}")
     numerics = _numerics(settings)
-    info, made = _case(settings, lambda line: console.print(line, highlight=False))
+    info, made = _case(settings, numerics, lambda line: console.print(line, highlight=False))
     case = made.case
     check_launchable(case)
+    check_device(case, info, settings.device)
     interpreters = {
-        role: _with_numerics(resolve(settings.device, engine), numerics.get(role))
+        role: _with_numerics(resolve(settings.device, engine), getattr(case.numerics, role))
         for role, engine in zip(SIDES, (case.candidate, case.reference), strict=True)
     }
+    if settings.device == SIMULATED:
+        for variable in PYTHON_VARIABLES.values():
+            if os.environ.get(variable):
+                console.print(f"[yellow]{variable} is not used on the simulated NPU; add DEVICE=ascend[/yellow]")
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", info.name)
     directory = RunDirectory(settings.out, align_home() / "runs", label)
     directory.write("case.json", case.to_text())
@@ -90,7 +96,8 @@ def execute(settings: RunSettings) -> int:
     directory.write_json("tokens.json", tokens_record(outcome))
     directory.write_json("run.json", run_record(case, info, outcome, comparisons, verdict, sys.argv))
     if settings.quiet:
-        print(f"{verdict}: {terminal.sentence(case, comparisons, verdict)}")
+        simulated = " (simulated)" if settings.device == SIMULATED else ""
+        print(f"{verdict}{simulated}: {terminal.sentence(case, comparisons, verdict)}")
     else:
         terminal.show_summary(console, case, info, outcome, comparisons, verdict, directory.path)
     return EXIT_ALIGNED if verdict == "aligned" else EXIT_DIVERGED
@@ -154,7 +161,7 @@ def _compare(
 # --------------------------------------------------------------------------------------------------- from options
 
 
-def _case(settings: RunSettings, say: Any) -> tuple[ModelInfo, NewCase]:
+def _case(settings: RunSettings, numerics: Numerics, say: Any) -> tuple[ModelInfo, NewCase]:
     if settings.case_file is not None:
         given = {
             "--model": settings.model,
@@ -165,6 +172,7 @@ def _case(settings: RunSettings, say: Any) -> tuple[ModelInfo, NewCase]:
             "--ep": settings.layout[2],
             "--max-new-tokens": settings.max_new_tokens,
             "--block-size": settings.block_size,
+            "--numerics": settings.numerics or None,
         }
         clashing = [name for name, value in given.items() if value is not None]
         if clashing:
@@ -194,12 +202,14 @@ def _case(settings: RunSettings, say: Any) -> tuple[ModelInfo, NewCase]:
         batch = None if settings.block_size is None else Batch(block_size=settings.block_size)
     except ValidationError as error:
         raise explain(error, "the command line") from None
-    made = new_case(info, prompts_file=settings.prompts, layout=layout, decoding=decoding, batch=batch, **extra)
+    made = new_case(
+        info, prompts_file=settings.prompts, layout=layout, decoding=decoding, batch=batch, numerics=numerics, **extra
+    )
     return info, made
 
 
-def _numerics(settings: RunSettings) -> dict[str, str]:
-    chosen = {}
+def _numerics(settings: RunSettings) -> Numerics:
+    chosen: dict[str, Any] = {}
     for text in settings.numerics:
         role, _, name = text.partition("=")
         if role not in SIDES or name not in NUMERICS:
@@ -210,7 +220,7 @@ def _numerics(settings: RunSettings) -> dict[str, str]:
         chosen[role] = name
     if chosen and settings.device != "simnpu":
         raise UserError(f"--numerics belongs to the simulated NPU, not to {settings.device}", "leave --numerics out")
-    return chosen
+    return Numerics(**chosen)
 
 
 def _with_numerics(interpreter: Interpreter, name: str | None) -> Interpreter:

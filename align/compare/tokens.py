@@ -277,15 +277,19 @@ def _difference(
     if broken:
         why = "a logprob is NaN or infinite"
     elif our_margin is None or their_margin is None:
-        side = "candidate" if our_margin is None else "reference"
-        why = f"the {side} does not list both ids, so its margin is unknown"
+        side, bound = ("candidate", our_bound) if our_margin is None else ("reference", their_bound)
+        why = f"the {side} does not list both ids among its best" + (
+            "" if bound is None else f", so they are at least {bound:.4g} apart there"
+        )
     elif max(abs(our_margin), abs(their_margin)) <= tolerance:
         near_tie = True
         why = f"margins {our_margin:.4g} and {their_margin:.4g} are within the noise {tolerance:.4g}"
     else:
-        why = f"margins {our_margin:.4g} and {their_margin:.4g} exceed the noise {tolerance:.4g}"
+        why = f"margins {our_margin:.4g} and {their_margin:.4g} exceed "
         if noise > policy.cap:
-            why += f" (measured {noise:.4g} is more than rounding explains, {policy.cap:.4g})"
+            why += f"{tolerance:.4g}, the floor of the dtype: the measured noise {noise:.4g} is no rounding"
+        else:
+            why += f"the noise {tolerance:.4g}"
     golden_id, golden_margin = _golden(pair, index, golden)
     return Difference(
         request=pair.name,

@@ -25,7 +25,7 @@ _SHOWN_DIFFERENCES = 8
 RANDOM_MODELS = ("qwen3",)
 
 #: Settings worth a line of their own, by the name adapters give them.
-_CONDITIONS = ("dtype", "tp", "block_size", "eager", "prefix_caching", "soc_version")
+_CONDITIONS = ("dtype", "tp", "block_size", "eager", "prefix_caching", "soc_version", "numerics")
 
 
 def ids_text(ids: Sequence[int], limit: int = _SHOWN_IDS) -> str:
@@ -85,10 +85,12 @@ def show_summary(
             "teacher-forced along the reference" if compared.differences and compared is not free else "free-running"
         )
         console.print(f"differences ({where}):", highlight=False)
-        for difference in differences[:_SHOWN_DIFFERENCES]:
+        # What counts first: real differences before near-ties, early tokens before late ones.
+        ranked = sorted(differences, key=lambda one: (one.near_tie, one.index))
+        for difference in ranked[:_SHOWN_DIFFERENCES]:
             console.print(f"  {escape(describe(difference))}", highlight=False)
-        if len(differences) > _SHOWN_DIFFERENCES:
-            console.print(f"  … and {len(differences) - _SHOWN_DIFFERENCES} more in tokens.json", highlight=False)
+        if len(ranked) > _SHOWN_DIFFERENCES:
+            console.print(f"  … and {len(ranked) - _SHOWN_DIFFERENCES} more in run.json", highlight=False)
     if compared.noise_above_cap:
         console.print(
             f"[yellow]logprobs differ by up to {compared.noise:.3g}, more than rounding explains "
@@ -114,8 +116,8 @@ def _show_tokens(
     console: Console, outcome: Outcome, free: TokenComparison, decode: Callable[[Sequence[int]], str] | None
 ) -> None:
     table = Table(title="greedy tokens", title_justify="left", box=None, pad_edge=False)
-    for column in ("request", "result", "equal", "candidate", "reference"):
-        table.add_column(column, justify="right" if column == "equal" else "left", overflow="fold")
+    for column in ("request", "result", "same from the start", "candidate", "reference"):
+        table.add_column(column, justify="right" if "same" in column else "left", overflow="fold")
     generated = {
         role: {g.request: g.token_ids for g in side.free.generations} if side.free is not None else {}
         for role, side in outcome.sides.items()

@@ -116,7 +116,7 @@ class Cluster:
         # Ray's own start inherits this environment, so its processes carry the mark; a joined cluster's do not.
         os.environ[guardian.MARK] = self.run_id
         try:
-            common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+            common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
             if self.address:
                 ray.init(address=self.address, **common)
             else:

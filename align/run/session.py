@@ -12,14 +12,19 @@ from typing import Protocol, TypeVar
 from adapters.base import SIDES, EngineSpec, Observation, Request, RunResult
 from adapters.host import ADAPTERS, Launched
 from align.case.capacity import capacity
-from align.case.schema import Case
+from align.case.schema import Case, Numerics
 from align.errors import UserError
 from align.models.info import ModelInfo
+from align.models.shapes import DENSE, architecture, check_shapes
 from align.run.cluster import Cluster
 from align.run.side import Aborted, Limits, Side
 from envs.profiles import Interpreter
 
 T = TypeVar("T")
+#: The device whose operators are ours.
+SIMULATED = "simnpu"
+#: vLLM refuses smaller blocks, and others than powers of two.
+MIN_BLOCK = 16
 _POLL_SECONDS = 0.2
 
 
@@ -65,6 +70,40 @@ def check_launchable(case: Case) -> None:
             f"layout tp{layout.tp} dp{layout.dp} ep{layout.ep} is not launched by this version",
             "use dp 1 and ep 1; tensor parallelism (tp) works on both engines",
         )
+    block = case.batch.block_size
+    if block < MIN_BLOCK or block & (block - 1):
+        raise UserError(
+            f"block_size {block} is not one that both engines take",
+            f"use a power of two from {MIN_BLOCK} on, such as 64 or 128",
+        )
+
+
+def check_device(case: Case, info: ModelInfo, device: str) -> None:
+    """Refuse what the device cannot run, before anything is started.
+
+    Raises:
+        UserError: a model whose operators are not simulated, or numerics asked of hardware.
+    """
+    if device != SIMULATED:
+        if case.numerics != Numerics():
+            raise UserError(
+                f"the case asks for numerics of the simulated NPU, and the device is {device}",
+                "leave --numerics out, or remove numerics from the case file",
+            )
+        return
+    if architecture(info) not in DENSE:
+        raise UserError(
+            f"{info.name} is a {architecture(info)}; the operators of {', '.join(DENSE)} are simulated",
+            "choose a dense model, or a device that has the others: DEVICE=ascend",
+        )
+    quantised = info.config.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
+        raise UserError(
+            f"{info.name} is quantised ({method}), and quantised operators are not simulated",
+            "choose the model in bfloat16 or float16, or DEVICE=ascend",
+        )
+    check_shapes(info)
 
 
 def engine_spec(case: Case, info: ModelInfo, *, engine: str, role: str, device: str, work_dir: Path) -> EngineSpec:

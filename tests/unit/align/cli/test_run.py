@@ -276,7 +276,7 @@ def test_never_means_never(align: Callable[..., Any], checkpoint: Path) -> None:
 def test_quiet_is_one_line(align: Callable[..., Any], checkpoint: Path) -> None:
     code, text, err = align("--model", str(checkpoint), "--quiet")
     assert (code, err) == (0, "")
-    assert text == "aligned: lmdeploy and vllm generate the same 12 greedy tokens for 4 requests\n"
+    assert text == "aligned (simulated): lmdeploy and vllm generate the same 12 greedy tokens for 4 requests\n"
 
 
 def test_numerics_and_limits_reach_the_sides(align: Callable[..., Any], checkpoint: Path) -> None:

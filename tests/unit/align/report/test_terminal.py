@@ -144,7 +144,7 @@ def test_many_differences_are_counted() -> None:
     names = [f"r{number}" for number in range(12)]
     text = summary([run(name, (50,)) for name in names], [run(name, (1,)) for name in names])
     assert text.count(" token 0: ") == 8
-    assert "… and 4 more in tokens.json" in text
+    assert "… and 4 more in run.json" in text
 
 
 def test_noise_above_the_cap_is_a_warning() -> None:
