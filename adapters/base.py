@@ -90,11 +90,13 @@ class TokenStep:
         chosen: id that was appended to the sequence (the forced one in a replay).
         greedy: id the engine itself preferred (argmax of its raw logits).
         top: ``((id, logprob), …)`` of the k best ids, best first; log-softmax of the raw logits, natural log.
+        peak: largest absolute raw logit among them, which says how coarse the dtype is there; 0 if not recorded.
     """
 
     chosen: int
     greedy: int
     top: tuple[tuple[int, float], ...]
+    peak: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ class StepLog:
         scores = logits.float().log_softmax(-1)
         best = scores.topk(min(spec.top_k, scores.shape[-1]), dim=-1)
         values, ids = best.values.tolist(), best.indices.tolist()
+        peaks = logits.float().gather(-1, best.indices).abs().amax(-1).tolist()
         greedy = logits.argmax(-1).tolist()
         tokens: dict[str, Any] = {}
         forced: list[int | None] = []
@@ -127,6 +128,7 @@ class StepLog:
                 "chosen": greedy[row] if wanted is None else wanted,
                 "forced": wanted is not None,
                 "top": list(zip(ids[row], values[row], strict=True)),
+                "peak": peaks[row],
             }
         self._write({"event": "tokens", "generation": self._generation, "step": self._step, "tokens": tokens})
         return forced
@@ -190,7 +192,7 @@ def read_generations(directory: Path, generation: int, names: Iterable[str], ran
         for name, token in event["tokens"].items():
             top = tuple((int(i), float(v)) for i, v in token["top"])
             # A position computed again after preemption is sampled once: the first answer was appended.
-            steps[name].setdefault(token["index"], TokenStep(token["chosen"], token["greedy"], top))
+            steps[name].setdefault(token["index"], TokenStep(token["chosen"], token["greedy"], top, token["peak"]))
     return tuple(
         Generation(name, tuple(by_index[index] for index in sorted(by_index))) for name, by_index in steps.items()
     )

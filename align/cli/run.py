@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 from rich.console import Console
 
-from adapters.base import SIDES
+from adapters.base import SIDES, RunResult
 from align.case.build import NewCase, new_case
 from align.case.prompts import EncodedPrompt
 from align.case.schema import Batch, Case, Decoding, Numerics, explain, load_case
@@ -116,6 +116,13 @@ def overall_verdict(comparisons: dict[str, TokenComparison]) -> Literal["aligned
     return "diverged" if unexplained or replay.verdict == "diverged" else "aligned"
 
 
+def _peak(*results: RunResult) -> float:
+    """The largest logit magnitude that the runs recorded."""
+    return max(
+        (step.peak for result in results for generation in result.generations for step in generation.steps), default=0.0
+    )
+
+
 def _compare(
     settings: RunSettings,
     case: Case,
@@ -136,6 +143,7 @@ def _compare(
             session.generate()
             free = {role: side.free for role, side in session.outcome.sides.items()}
             assert free["candidate"] is not None and free["reference"] is not None
+            policy = policy.at(_peak(free["candidate"], free["reference"]), case.dtype)
             comparisons["free"] = compare_tokens(
                 free["candidate"].generations,
                 free["reference"].generations,

@@ -67,6 +67,15 @@ class NoisePolicy:
         base = FLOOR_ULPS * ulp(logit_magnitude, dtype)
         return cls(floor=base, cap=CAP_FLOORS * sqrt(layers) * base)
 
+    def at(self, peak: float, dtype: str) -> NoisePolicy:
+        """This policy for logits of magnitude ``peak``, as a run recorded it: two units in the last place there.
+
+        The cap stays: larger logits make the last rounding coarser, not the roundings before it.
+        """
+        if not isfinite(peak) or peak <= 0:
+            return self
+        return NoisePolicy(floor=min(self.cap, max(self.floor, FLOOR_ULPS * ulp(peak, dtype))), cap=self.cap)
+
     def tolerance(self, measured: float) -> float:
         """The largest margin that measured noise explains: the noise, at least the floor; above the cap the
         floor.

@@ -83,4 +83,6 @@ def run_pair(model: str, dtype: str, directory: Path) -> PairRun:
         text = _continue(info, session, CAPITAL) if model == "smollm2" else None
     forced = forced_along(case.to_requests(info.eos_ids), free["reference"])
     golden = golden_replay(info, case, forced, directory)
-    return PairRun(info, case, NoisePolicy.for_dtype(dtype, info.layers), free, replay, foreign, golden, text)
+    peak = max(step.peak for result in replay.values() for g in result.generations for step in g.steps)
+    policy = NoisePolicy.for_dtype(dtype, info.layers).at(peak, dtype)
+    return PairRun(info, case, policy, free, replay, foreign, golden, text)

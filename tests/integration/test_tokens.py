@@ -108,5 +108,9 @@ def test_greedy_is_varied(pair: PairRun) -> None:
         assert len(set(generation.token_ids)) > 4, generation
 
 
-def test_noise_policy_is_the_dtype_s(pair: PairRun) -> None:
-    assert pair.policy == NoisePolicy.for_dtype(pair.case.dtype, pair.info.layers)
+def test_the_peak_of_the_logits_is_recorded(pair: PairRun) -> None:
+    """The floor of the noise follows from it."""
+    for result in pair.free.values():
+        assert all(step.peak > 0 for generation in result.generations for step in generation.steps)
+    plain = NoisePolicy.for_dtype(pair.case.dtype, pair.info.layers)
+    assert plain.floor <= pair.policy.floor <= plain.cap == pair.policy.cap

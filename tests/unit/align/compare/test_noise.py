@@ -57,3 +57,19 @@ def test_tolerance_stays_between_floor_and_cap(measured: float) -> None:
     assert policy.floor <= tolerance <= policy.cap
     if measured > policy.cap:
         assert tolerance == policy.floor
+
+
+@pytest.mark.parametrize(
+    ("dtype", "peak", "floor"),
+    [("bfloat16", 7.0, 0.0625), ("bfloat16", 20.0, 0.25), ("float16", 20.0, 0.03125), ("bfloat16", 0.0, 0.0625)],
+)
+def test_the_floor_follows_the_logits_that_were_seen(dtype: str, peak: float, floor: float) -> None:
+    """Two units in the last place at the peak: in [16, 32) bfloat16 has steps of 1/8, float16 of 1/64."""
+    policy = NoisePolicy.for_dtype(dtype, 30)
+    assert policy.at(peak, dtype) == NoisePolicy(floor=floor, cap=policy.cap)
+
+
+def test_the_cap_bounds_the_floor() -> None:
+    policy = NoisePolicy.for_dtype("bfloat16", 4)
+    assert policy.at(1e6, "bfloat16") == NoisePolicy(floor=policy.cap, cap=policy.cap)
+    assert policy.at(float("nan"), "bfloat16") == policy

@@ -116,6 +116,32 @@ def check_uneven_all_gather() -> None:
             on_device(tensor, values(rank, 2 + 3 * rank, 2))
 
 
+def check_several_works_are_waited_for_together() -> None:
+    """An uneven all_gather is several broadcasts, and the last may finish first."""
+
+    class Work:
+        done = False
+
+        def is_completed(self) -> bool:
+            return self.done
+
+        def wait(self, timeout: timedelta | None = None) -> bool:
+            self.done = True
+            return True
+
+    for given in (None, timedelta(seconds=1)):
+        works = [Work() for _ in range(3)]
+        together = distributed._Together(works)
+        works[-1].done = True
+        assert not together.is_completed()
+        assert together.wait(given)
+        assert together.is_completed()
+    gathered = [torch.empty(1 + rank).to("npu") for rank in range(SIZE)]
+    work: Any = dist.all_gather(gathered, values(RANK, 1 + RANK).to("npu"), async_op=True)
+    assert isinstance(work, distributed._Together)
+    work.wait()
+
+
 def check_all_gather_into_tensor() -> None:
     whole = torch.empty(2 * SIZE, 3).to("npu")
     dist.all_gather_into_tensor(whole, values(RANK, 2, 3).to("npu"))

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.envs.simnpu import session
 from tests.unit.envs.simnpu.operators import OPERATORS
 
-SCRIPTS = [Path(__file__).with_name(f"{name}_checks.py") for name in ("device", "value")]
+SCRIPTS = [Path(__file__).with_name(f"{name}_checks.py") for name in ("device", "value", "operator")]
 
 
 @pytest.fixture(scope="module")
