@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from align.run import guardian
 from tests.integration.support import alive
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_left_behind() -> Iterator[None]:
-    """Whatever a test starts carries a run's mark, and nothing with a mark outlives the tests."""
+    """Whatever these tests start inherits a mark of theirs, and nothing but themselves outlives them with it."""
+    mark = f"ALIGN_TEST_RUN={uuid.uuid4().hex}"
+    name, _, value = mark.partition("=")
+    os.environ[name] = value
     yield
-    mark = guardian.MARK.encode() + b"="
+    del os.environ[name]
     left = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -23,6 +27,6 @@ def _nothing_left_behind() -> Iterator[None]:
                 environ = (entry / "environ").read_bytes()
             except OSError:
                 continue  # not ours, or just ended
-            if mark in environ:
+            if mark.encode() in environ.split(b"\0"):
                 left.append(int(entry.name))
     assert not alive(left), f"processes of a run are left: {alive(left)}"
