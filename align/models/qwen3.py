@@ -49,8 +49,9 @@ CONFIG: dict[str, Any] = {
     "model_type": "qwen3",
     "num_attention_heads": 4,
     "num_hidden_layers": 4,
+    # No pad_token_id, as in Qwen3's own configurations. transformers keeps the embedding's row of such an id zero; weights
+    # drawn at random do not, and lmdeploy 0.12.2 sets the row to zero while vLLM keeps what is in the file.
     "num_key_value_heads": 2,
-    "pad_token_id": PAD,
     "rms_norm_eps": 1e-06,
     "rope_scaling": None,
     "rope_theta": 1000000.0,
@@ -66,7 +67,6 @@ GENERATION_CONFIG: dict[str, Any] = {
     "bos_token_id": BOS,
     "do_sample": False,
     "eos_token_id": EOS,
-    "pad_token_id": PAD,
 }
 
 CHAT_TEMPLATE = (

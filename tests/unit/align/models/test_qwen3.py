@@ -18,7 +18,7 @@ from align.models.files import read_prompts
 
 #: Pinned: whoever changes what is built must raise RECIPE_VERSION, or old and new share a directory.
 WEIGHTS_SHA256 = "174ea18ae05106c39393736e40e81a74d18bc6bff43a887689ea304cf446883f"
-CONFIG_SHA256 = "51e5407582fabc2eb80cef6f011dc8948303dcecb47f32e394894c061efdad7f"
+CONFIG_SHA256 = "e87e4b87f2684cc046eb82710fb1f961ba7f3158d1c28358c3cd5e60f882e4d8"
 TOKENIZER_SHA256 = "6be212fd9b7264a825422dbb5828b0494e04b1cec42c159451d6a34bf6dd0063"
 FIRST_PROMPTS = ((623,), (752, 26, 598, 428, 509, 149, 128))
 
