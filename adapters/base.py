@@ -9,8 +9,9 @@ A run of one side is ``launch → observe → generate | replay (any number of t
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,7 +38,8 @@ class EngineSpec:
         seed: engine seed; greedy decoding does not use it, but engines record it.
         work_dir: directory owned by this side: step logs, spec of the worker hooks, engine logs.
         device: ``simnpu`` or ``ascend``.
-        options: extra engine options by name, passed as they are.
+        options: what overrides the settings above, see :func:`split_options`.
+        patches: files that run in every worker of this side, see :mod:`adapters.probe.patch`.
     """
 
     engine: str
@@ -57,6 +59,54 @@ class EngineSpec:
     seed: int = 0
     device: str = "simnpu"
     options: dict[str, Any] = field(default_factory=dict)
+    patches: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a side by what they change.
+
+    Attributes:
+        engine: arguments of the engine's own configuration, which win over ours.
+        sampling: parameters of every request's sampling, which win over greedy decoding.
+        env: environment variables, set before the engine is imported; ``None`` removes one.
+    """
+
+    engine: dict[str, Any]
+    sampling: dict[str, Any]
+    env: dict[str, str | None]
+
+    def export(self) -> None:
+        """Put the environment variables into this process; its children inherit them."""
+        for name, value in self.env.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+#: Prefixes of option names, each a namespace of its own.
+SAMPLING_PREFIX, ENV_PREFIX = "sampling.", "env."
+
+
+def split_options(options: Mapping[str, Any]) -> Options:
+    """``{"block_size": 64, "sampling.top_k": 5, "env.LMDEPLOY_SKIP_WARMUP": "0"}`` by namespace.
+
+    Raises:
+        ValueError: a namespace without a name.
+    """
+    found = Options({}, {}, {})
+    for name, value in options.items():
+        if name in ("", SAMPLING_PREFIX, ENV_PREFIX):
+            raise ValueError(f"option {name!r} has no name; valid: NAME, {SAMPLING_PREFIX}NAME, {ENV_PREFIX}NAME")
+        if name.startswith(SAMPLING_PREFIX):
+            found.sampling[name.removeprefix(SAMPLING_PREFIX)] = value
+        elif name.startswith(ENV_PREFIX):
+            text = str(int(value)) if isinstance(value, bool) else value
+            found.env[name.removeprefix(ENV_PREFIX)] = None if text is None else str(text)
+        else:
+            found.engine[name] = value
+    return found
 
 
 @dataclass(frozen=True)
@@ -157,6 +207,10 @@ class RunResult:
     generations: tuple[Generation, ...]
     steps: tuple[StepRecord, ...]
     seconds: float
+
+
+#: Value of a setting that this engine does not have at all.
+NO_SUCH_MODE = "no such mode"
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,17 @@
-"""The Ray actor that holds one engine in its own interpreter.
+"""The host of one engine in the engine's own interpreter: a Ray actor, or a process at the end of a pipe.
 
 Everything it returns is plain data: an engine's exception may not even be importable on the driver's side, so failures
 come back as :class:`Failure`. Its output, and that of every process the engine starts, goes to ``engine.log`` in the
 side's directory; what it is doing goes to ``progress.json`` there.
+
+As a process: ``python -m adapters.host --engine NAME --dir DIRECTORY --channel FD``, where ``FD`` is an inherited end
+of a :func:`multiprocessing.Pipe`. Calls come as ``(method, args)``; answers go back as ``(True, answer)``, or as
+``(False, text)`` where the call itself could not be made.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -19,10 +24,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module, metadata
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from adapters.base import Adapter, EngineSpec, Observation, Request, RunResult
+from adapters.probe.spec import CaptureSpec
 
 #: Engine name → ``module:class`` of its adapter.
 ADAPTERS = {
@@ -47,7 +54,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Launched:
-    """What a side is: ``pid`` of the actor, ``workers`` that its engine started, interpreter and versions."""
+    """What a side is: ``pid`` of the host, ``workers`` that its engine started, interpreter and versions."""
 
     pid: int
     workers: tuple[int, ...]
@@ -79,8 +86,8 @@ def _children(pid: int) -> list[int]:
 def _die_with_parent() -> None:
     """End this process and its children when the process that started it is gone.
 
-    Ray starts actors from its raylet. A raylet killed with SIGKILL tells nobody, and an engine may be in native code
-    for minutes, so a thread watches.
+    The parent is the driver, or the raylet from which Ray starts actors. Killed with SIGKILL it tells nobody, and an
+    engine may be in native code for minutes, so a thread watches.
     """
     parent = os.getppid()
 
@@ -96,7 +103,7 @@ def _die_with_parent() -> None:
 
 
 class EngineHost:
-    """One engine, driven synchronously. Calls run one after the other in the actor's main thread.
+    """One engine, driven synchronously. Calls run one after the other in the process's main thread.
 
     Args:
         engine: name in :data:`ADAPTERS`.
@@ -154,16 +161,54 @@ class EngineHost:
     def observe(self) -> list[Observation] | Failure:
         return self._guarded(lambda: list(self._adapter.observe()))
 
-    def generate(self, requests: Sequence[Request], top_k: int) -> RunResult | Failure:
-        return self._guarded(lambda: self._run("generate", requests, top_k))
+    def generate(
+        self, requests: Sequence[Request], top_k: int, capture: CaptureSpec | None = None
+    ) -> RunResult | Failure:
+        return self._guarded(lambda: self._run("generate", requests, top_k, capture))
 
-    def replay(self, requests: Sequence[Request], top_k: int) -> RunResult | Failure:
-        return self._guarded(lambda: self._run("replay", requests, top_k))
+    def replay(
+        self, requests: Sequence[Request], top_k: int, capture: CaptureSpec | None = None
+    ) -> RunResult | Failure:
+        return self._guarded(lambda: self._run("replay", requests, top_k, capture))
 
-    def _run(self, method: str, requests: Sequence[Request], top_k: int) -> RunResult:
+    def _run(self, method: str, requests: Sequence[Request], top_k: int, capture: CaptureSpec | None) -> RunResult:
         self._progress(method, f"{len(requests)} requests")
-        result: RunResult = getattr(self._adapter, method)(requests, top_k)
+        # An adapter without a probe takes no capture.
+        more = () if capture is None else (capture,)
+        result: RunResult = getattr(self._adapter, method)(requests, top_k, *more)
         return result
 
     def close(self) -> Failure | None:
         return self._guarded(self._adapter.close)
+
+
+def serve(host: EngineHost, channel: Connection[Any, Any]) -> None:
+    """Answer calls until the driver closes its end."""
+    while True:
+        try:
+            method, args = channel.recv()
+        except EOFError:
+            return
+        try:
+            answer = (True, getattr(host, method)(*args))
+        except Exception as error:
+            traceback.print_exc()
+            answer = (False, f"{type(error).__name__}: {error}")
+        channel.send(answer)
+
+
+def main() -> None:
+    """Entry point of the process."""
+    parser = argparse.ArgumentParser(prog="adapters.host")
+    parser.add_argument("--engine", required=True, choices=ADAPTERS)
+    parser.add_argument("--dir", required=True)
+    parser.add_argument("--channel", required=True, type=int)
+    given = parser.parse_args()
+    # What the engine starts must not hold the pipe: its end tells the driver that this process is gone.
+    os.set_inheritable(given.channel, False)
+    serve(EngineHost(given.engine, given.dir), Connection(given.channel))
+
+
+if __name__ == "__main__":
+    # Under its real name, so that what is pickled is found at the other end.
+    import_module("adapters.host").main()

@@ -13,12 +13,15 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from adapters.base import EngineSpec, Observation, Progress, Request
+from adapters.base import NO_SUCH_MODE, EngineSpec, Observation, Progress, Request, split_options
 from adapters.lmdeploy.gate import Gate
 from adapters.probe.adapter import ProbedAdapter, simulated_numerics
+from adapters.probe.live import worker_observations
 
 #: Session numbers of one run start here; runs do not share sessions, so nothing is resumed by accident.
 _SESSIONS_PER_RUN = 10_000
+#: Modes of vLLM, and how they would be called here; lmdeploy 0.12.2 has neither.
+_VLLM_MODES = {"chunked_prefill": "enable_chunked_prefill", "async_scheduling": "async_scheduling"}
 #: lmdeploy refuses fewer blocks.
 _MIN_BLOCKS = 16
 
@@ -31,16 +34,21 @@ class LmdeployAdapter(ProbedAdapter):
         self._engine: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._gate = Gate()
+        self._sampling: dict[str, Any] = {}
+        self._ranks = 1
 
     # ------------------------------------------------------------------------------------------------- launch
 
-    def launch(self, spec: EngineSpec, progress: Progress) -> None:
+    def _build(self, spec: EngineSpec, progress: Progress) -> None:
         if spec.dp != 1 or spec.ep != 1:
             raise ValueError(
                 f"lmdeploy: layout tp{spec.tp} dp{spec.dp} ep{spec.ep} is not launched by this version; "
                 "use dp 1 and ep 1"
             )
+        options = split_options(spec.options)
         os.environ.setdefault("LMDEPLOY_SKIP_WARMUP", "1")
+        options.export()
+        self._sampling, self._ranks = options.sampling, spec.tp
         progress("import", "lmdeploy and dlinfer")
         from lmdeploy.messages import PytorchEngineConfig
         from lmdeploy.pytorch.engine.engine import Engine
@@ -49,27 +57,30 @@ class LmdeployAdapter(ProbedAdapter):
         self._gate.hold = spec.hold_arrivals
         for method in ("send_next_inputs", "prefetch_next_inputs"):
             setattr(InputsMakerAsync, method, self._gate.wrap(getattr(InputsMakerAsync, method)))
-        config = PytorchEngineConfig(
-            dtype=spec.dtype,
-            tp=spec.tp,
-            device_type="ascend",
-            eager_mode=True,
-            session_len=spec.max_model_len,
-            # Prefill is chosen while fewer than half of the batch slots run: room for a whole group twice over.
-            max_batch_size=4 * spec.max_batch,
-            block_size=spec.block_size,
-            num_gpu_blocks=max(_MIN_BLOCKS, spec.num_blocks),
-            max_prefill_token_num=spec.max_prefill_tokens,
-            enable_prefix_caching=False,
-            enable_metrics=False,
-            distributed_executor_backend="uni" if spec.tp == 1 else "mp",
-            **spec.options,
-        )
+        config = PytorchEngineConfig(**{**self._defaults(spec), **options.engine})
         progress("build", f"{Path(spec.model_path).name} in {spec.dtype}, tp {spec.tp}")
         # The multi-process executor installs signal handlers, which Python allows in the main thread only.
         self._engine = Engine.from_pretrained(spec.model_path, engine_config=config)
         self._start_loop()
         self._call(self._start_engine())
+
+    @staticmethod
+    def _defaults(spec: EngineSpec) -> dict[str, Any]:
+        return {
+            "dtype": spec.dtype,
+            "tp": spec.tp,
+            "device_type": "ascend",
+            "eager_mode": True,
+            "session_len": spec.max_model_len,
+            # Prefill is chosen while fewer than half of the batch slots run: room for a whole group twice over.
+            "max_batch_size": 4 * spec.max_batch,
+            "block_size": spec.block_size,
+            "num_gpu_blocks": max(_MIN_BLOCKS, spec.num_blocks),
+            "max_prefill_token_num": spec.max_prefill_tokens,
+            "enable_prefix_caching": False,
+            "enable_metrics": False,
+            "distributed_executor_backend": "uni" if spec.tp == 1 else "mp",
+        }
 
     async def _start_engine(self) -> None:
         self._engine.start_loop()
@@ -107,7 +118,14 @@ class LmdeployAdapter(ProbedAdapter):
             Observation("num_blocks", cache.num_gpu_blocks, "cache_config.num_gpu_blocks"),
             Observation("prefix_caching", bool(cache.enable_prefix_caching), "cache_config.enable_prefix_caching"),
             Observation("executor", type(engine.executor).__name__, "engine.executor"),
+            Observation("max_prefill_tokens", cache.max_prefill_token_num, "cache_config.max_prefill_token_num"),
+            # It prepares the next inputs while a step runs, but a step waits for the tokens of the one before.
+            *(
+                Observation(name, getattr(config, option, NO_SUCH_MODE), f"engine_config.{option}")
+                for name, option in _VLLM_MODES.items()
+            ),
             simulated_numerics(),
+            *worker_observations(self._probe_dir, self._ranks),
         ]
         npu: Any = getattr(torch, "npu", None)
         seen.append(
@@ -150,15 +168,7 @@ class LmdeployAdapter(ProbedAdapter):
     async def _stream(self, session: int, request: Request) -> list[int]:
         from lmdeploy.messages import GenerationConfig, ResponseType
 
-        config = GenerationConfig(
-            max_new_tokens=request.max_new_tokens,
-            min_new_tokens=0 if request.stop_ids else request.max_new_tokens,
-            do_sample=False,
-            top_k=1,
-            temperature=1.0,
-            ignore_eos=not request.stop_ids,
-            stop_token_ids=list(request.stop_ids) or None,
-        )
+        config = GenerationConfig(**self._generation_config(request))
         instance = self._engine.create_instance()
         tokens: list[int] = []
         async for output in instance.async_stream_infer(session, list(request.token_ids), gen_config=config):
@@ -167,6 +177,19 @@ class LmdeployAdapter(ProbedAdapter):
             tokens += list(output.token_ids)
         await instance.async_end(session)
         return tokens
+
+    def _generation_config(self, request: Request) -> dict[str, Any]:
+        """Greedy, unless the options of this side ask for something else."""
+        return {
+            "max_new_tokens": request.max_new_tokens,
+            "min_new_tokens": 0 if request.stop_ids else request.max_new_tokens,
+            "do_sample": bool(self._sampling),
+            "top_k": 1,
+            "temperature": 1.0,
+            "ignore_eos": not request.stop_ids,
+            "stop_token_ids": list(request.stop_ids) or None,
+            **self._sampling,
+        }
 
     # -------------------------------------------------------------------------------------------------- close
 

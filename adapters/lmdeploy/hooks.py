@@ -17,7 +17,11 @@ from typing import Any
 
 import torch
 
+from adapters.lmdeploy import observe
+from adapters.probe.launch import probe_dir
+from adapters.probe.live import OncePerRun, write_facts, write_live
 from adapters.probe.steplog import process_log
+from adapters.probe.worker import Worker
 
 
 class _State:
@@ -25,6 +29,10 @@ class _State:
 
     sessions: Sequence[str] | None = None
     forced: Sequence[int | None] = ()
+    #: Of the step that is about to run.
+    sampling: Any = None
+    warming = False
+    runs = OncePerRun()
 
 
 _state = _State()
@@ -38,7 +46,8 @@ def _session_keys(sampling_inputs: Any) -> list[str] | None:
 def _wrap_step(original: Any) -> Any:
     @functools.wraps(original)
     async def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _state.sessions = _session_keys(kwargs.get("sampling_inputs"))
+        _state.sampling = kwargs.get("sampling_inputs")
+        _state.sessions = _session_keys(_state.sampling)
         try:
             return await original(self, *args, **kwargs)
         except Exception:
@@ -59,7 +68,12 @@ def _wrap_forward(original: Any) -> Any:
             log.dummy()
         else:
             log.step(zip(_state.sessions, inputs.history_lengths.tolist(), inputs.seq_length.tolist(), strict=True))
-        return await original(self, inputs, *args, **kwargs)
+            if _state.runs.first(log.generation):
+                write_facts(probe_dir(), "sampling", self.rank, observe.sampling_facts(_state.sampling))
+        result = await original(self, inputs, *args, **kwargs)
+        # The logits are part of the result, on every rank.
+        log.end_step()
+        return result
 
     return forward
 
@@ -92,11 +106,68 @@ def _wrap_post_sampling(original: Any) -> Any:
     return post_sampling
 
 
+def _wrap_warmup(original: Any) -> Any:
+    @functools.wraps(original)
+    def warmup(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _state.warming = True
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            _state.warming = False
+        write_live(
+            probe_dir(), self.rank, [*observe.worker_facts(self), *observe.start_facts(self, probe_dir(), self.rank)]
+        )
+        return result
+
+    return warmup
+
+
+def _wrap_forward_impl(original: Any) -> Any:
+    @functools.wraps(original)
+    def forward_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
+        log = process_log(self.rank)
+        if _state.warming and log is not None:
+            log.dummy()
+        return original(self, *args, **kwargs)
+
+    return forward_impl
+
+
+def _wrap_build_model(original: Any) -> Any:
+    @functools.wraps(original)
+    def build_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        group = self.dist_ctx.attn_tp_group
+        self._align_worker = Worker("lmdeploy", self.rank, 0 if group is None else group.rank)
+        self._align_worker.before_build()
+        result = original(self, *args, **kwargs)
+        with self.all_context():
+            self._align_worker.after_load(self.patched_model)
+        return result
+
+    return build_model
+
+
+def _wrap_build_cache(original: Any) -> Any:
+    @functools.wraps(original)
+    def build_cache_engine(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        process_log(self.rank)
+        with self.all_context():
+            self._align_worker.after_cache(self.cache_config.block_size)
+        return result
+
+    return build_cache_engine
+
+
 def install(agent: Any) -> None:
     """Wrap the classes of ``lmdeploy.pytorch.engine.model_agent.agent``, whose module was just executed."""
     from lmdeploy.pytorch.strategies.ar.model_agent import ARModelAgentStrategy
 
     cls = agent.BaseModelAgent
+    cls.build_model = _wrap_build_model(cls.build_model)
+    cls.build_cache_engine = _wrap_build_cache(cls.build_cache_engine)
+    cls.warmup = _wrap_warmup(cls.warmup)
+    cls._forward_impl = _wrap_forward_impl(cls._forward_impl)
     cls._async_step = _wrap_step(cls._async_step)
     cls._async_model_forward = _wrap_forward(cls._async_model_forward)
     cls._step_postprocess_with_output = _wrap_postprocess(cls._step_postprocess_with_output)

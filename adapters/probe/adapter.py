@@ -9,8 +9,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from adapters.base import Adapter, Generation, Observation, Request, RunResult
-from adapters.probe.spec import ProbeSpec, RequestSpec, write_spec
+from adapters.base import Adapter, EngineSpec, Generation, Observation, Progress, Request, RunResult, split_options
+from adapters.probe.launch import write_launch
+from adapters.probe.spec import CaptureSpec, ProbeSpec, RequestSpec, write_spec
 from adapters.probe.steplog import read_generations, read_steps
 
 
@@ -38,10 +39,21 @@ class ProbedAdapter(Adapter):
 
     def __init__(self) -> None:
         self._generation = 0
+        self._samples = False
 
     @property
     def _probe_dir(self) -> Path:
         return Path(os.environ["ALIGN_PROBE_DIR"])
+
+    def launch(self, spec: EngineSpec, progress: Progress) -> None:
+        write_launch(spec)
+        # Tokens that are drawn at random are not those that the workers prefer.
+        self._samples = bool(split_options(spec.options).sampling)
+        self._build(spec, progress)
+
+    @abstractmethod
+    def _build(self, spec: EngineSpec, progress: Progress) -> None:
+        """Build the engine; what its workers must know is left already."""
 
     @abstractmethod
     def _key(self, generation: int, index: int, request: Request) -> str:
@@ -51,28 +63,28 @@ class ProbedAdapter(Adapter):
     def _execute(self, requests: Mapping[str, Request]) -> dict[str, list[int]]:
         """Run the requests, by key, and return the ids that the engine itself returned, by request name."""
 
-    def generate(self, requests: Sequence[Request], top_k: int) -> RunResult:
+    def generate(self, requests: Sequence[Request], top_k: int, capture: CaptureSpec | None = None) -> RunResult:
         assert all(request.forced is None for request in requests)
-        return self._run(requests, top_k)
+        return self._run(requests, top_k, capture)
 
-    def replay(self, requests: Sequence[Request], top_k: int) -> RunResult:
+    def replay(self, requests: Sequence[Request], top_k: int, capture: CaptureSpec | None = None) -> RunResult:
         assert all(request.forced is not None for request in requests)
-        return self._run(requests, top_k)
+        return self._run(requests, top_k, capture)
 
-    def _run(self, requests: Sequence[Request], top_k: int) -> RunResult:
+    def _run(self, requests: Sequence[Request], top_k: int, capture: CaptureSpec | None) -> RunResult:
         self._generation += 1
         keys = {self._key(self._generation, index, request): request for index, request in enumerate(requests)}
         specs = {
             key: RequestSpec(request.name, len(request.token_ids), request.max_new_tokens, request.forced)
             for key, request in keys.items()
         }
-        write_spec(self._probe_dir, ProbeSpec(self._generation, top_k, specs))
+        write_spec(self._probe_dir, ProbeSpec(self._generation, top_k, specs, capture))
         started = time.perf_counter()
         returned = self._execute(keys)
         seconds = time.perf_counter() - started
         said = read_generations(self._probe_dir, self._generation, [request.name for request in requests])
         generations = tuple(map(_cut_at_stop, said, requests))
-        for generation in generations:
+        for generation in () if self._samples else generations:
             theirs = returned[generation.request]
             assert list(generation.token_ids[: len(theirs)]) == theirs, (
                 f"{generation.request}: the engine returned other tokens than its workers chose"

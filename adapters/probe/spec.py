@@ -25,12 +25,34 @@ class RequestSpec:
 
 
 @dataclass(frozen=True)
+class CaptureSpec:
+    """What the workers record of one run.
+
+    Attributes:
+        directory: the side's trace directory; every rank writes below it.
+        values: patterns (``fnmatch``) of checkpoint names whose values are kept; ``("*",)`` keeps all.
+        digest: random projections of every checkpoint.
+        residual: recompute every operator in float32 and keep statistics of the error that it added.
+        sample_rows: rows per step that the residual recomputes at most.
+        seed: of the projections and the sampling.
+    """
+
+    directory: str
+    values: tuple[str, ...] = ("*",)
+    digest: bool = True
+    residual: bool = True
+    sample_rows: int = 64
+    seed: int = 0
+
+
+@dataclass(frozen=True)
 class ProbeSpec:
     """One run: ``generation`` counts runs of this launch from 1; ``top_k`` logprobs are recorded per token."""
 
     generation: int
     top_k: int
     requests: dict[str, RequestSpec] = field(default_factory=dict)
+    capture: CaptureSpec | None = None
 
 
 def write_spec(directory: Path, spec: ProbeSpec) -> None:
@@ -66,6 +88,9 @@ class SpecReader:
                 )
                 for key, value in raw["requests"].items()
             }
-            self._spec = ProbeSpec(raw["generation"], raw["top_k"], requests)
+            capture = raw.get("capture")
+            if capture is not None:
+                capture = CaptureSpec(**{**capture, "values": tuple(capture["values"])})
+            self._spec = ProbeSpec(raw["generation"], raw["top_k"], requests, capture)
             self._stamp = stamp
         return self._spec

@@ -5,6 +5,7 @@ Events:
 * ``step``: a forward with its rows, ``[name, start, count, occurrence]`` each; written before the forward runs.
 * ``tokens``: what was said about the next token of each request in that step, before anything was forced.
 * ``dummy``: a forward without requests.
+* ``note``: something that a person should know, in words.
 
 Appending lines keeps what is known when a worker is killed; a cut last line is dropped by the reader.
 """
@@ -15,12 +16,15 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from adapters.base import Generation, RowSpan, StepRecord, TokenStep
 from adapters.probe.spec import ProbeSpec, RequestSpec, SpecReader
+
+if TYPE_CHECKING:
+    from adapters.probe.recorder import Recorder
 
 
 class StepLog:
@@ -32,6 +36,8 @@ class StepLog:
 
     def __init__(self, directory: Path, rank: int) -> None:
         self.rank = rank
+        #: Records the tensors of a step, once the model is there.
+        self.recorder: Recorder | None = None
         self._reader = SpecReader(directory)
         self._path = directory / f"steps-rank{rank}.jsonl"
         self._file = self._path.open("a", encoding="utf-8")
@@ -40,6 +46,16 @@ class StepLog:
         self._step = -1
         self._spans: dict[str, list[tuple[int, int]]] = {}
         self._current: dict[str, tuple[RequestSpec, RowSpan]] = {}
+
+    @property
+    def generation(self) -> int:
+        """Number of the run that the last step belonged to; 0 before the first."""
+        return self._generation
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the forward that runs is a real one."""
+        return bool(self._current)
 
     def _write(self, event: dict[str, Any]) -> None:
         self._file.write(json.dumps(event) + "\n")
@@ -55,7 +71,13 @@ class StepLog:
     def dummy(self) -> None:
         """A forward without requests is about to run."""
         self._current = {}
+        if self.recorder is not None:
+            self.recorder.dummy()
         self._write({"event": "dummy", "generation": self._generation})
+
+    def note(self, text: str) -> None:
+        """Leave a remark."""
+        self._write({"event": "note", "generation": self._generation, "text": text})
 
     def step(self, rows: Iterable[tuple[str, int, int]]) -> None:
         """A forward is about to run over ``(request key, first position, count)`` rows."""
@@ -79,15 +101,37 @@ class StepLog:
             earlier.append((start, count))
             self._current[key] = (request, RowSpan(request.name, start, count, occurrence))
             phases.add("decode" if start >= request.prompt_len else "prefill")
+        phase = phases.pop() if len(phases) == 1 else "mixed"
         self._write(
             {
                 "event": "step",
                 "generation": self._generation,
                 "step": self._step,
-                "phase": phases.pop() if len(phases) == 1 else "mixed",
+                "phase": phase,
                 "rows": [[span.request, span.start, span.count, span.occurrence] for _, span in self._current.values()],
             }
         )
+        if self.recorder is not None and spec.capture is not None:
+            spans_now = [span for _, span in self._current.values()]
+            self.recorder.begin(spec.capture, self._generation, self._step, phase, spans_now, self._is_last(spec))
+
+    def _is_last(self, spec: ProbeSpec) -> bool:
+        """Whether every request has its last token after this step."""
+        reached = {name: max(start + count for start, count in spans) for name, spans in self._spans.items()}
+        return all(
+            reached.get(request.name, 0) >= request.prompt_len + request.max_new_tokens - 1
+            for request in spec.requests.values()
+        )
+
+    def order(self, keys: Sequence[str]) -> None:
+        """The engine batches the requests of this step in this order."""
+        if self.recorder is not None:
+            self.recorder.reorder([self._current[key][1].request for key in keys if key in self._current])
+
+    def end_step(self) -> None:
+        """The forward is over and its logits are known."""
+        if self.recorder is not None:
+            self.recorder.end()
 
     def choose(self, logits: torch.Tensor, keys: Sequence[str]) -> list[int | None]:
         """Record the next token of every row and answer what to force.

@@ -8,8 +8,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from adapters.base import EngineSpec, Observation, Progress, Request
+from adapters.base import EngineSpec, Observation, Progress, Request, split_options
 from adapters.probe.adapter import ProbedAdapter, simulated_numerics
+from adapters.probe.live import worker_observations
 
 #: What vllm-ascend must not do behind our back; unknown keys are ignored by it, so they are read back.
 _ADDITIONAL_CONFIG: dict[str, Any] = {
@@ -29,44 +30,53 @@ class VllmAdapter(ProbedAdapter):
     def __init__(self) -> None:
         super().__init__()
         self._llm: Any = None
+        self._sampling: dict[str, Any] = {}
+        self._ranks = 1
 
     # ------------------------------------------------------------------------------------------------- launch
 
-    def launch(self, spec: EngineSpec, progress: Progress) -> None:
+    def _build(self, spec: EngineSpec, progress: Progress) -> None:
         if spec.dp != 1 or spec.ep != 1:
             raise ValueError(
                 f"vllm: layout tp{spec.tp} dp{spec.dp} ep{spec.ep} is not launched by this version; use dp 1 and ep 1"
             )
+        options = split_options(spec.options)
         # The engine core must run in this process: only then are all requests of a group known before the first step.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
+        options.export()
+        self._sampling, self._ranks = options.sampling, spec.tp
         progress("import", "vllm and vllm-ascend")
         from vllm import LLM
 
         from adapters.vllm.forcing import ForcingProcessor
 
         progress("build", f"{Path(spec.model_path).name} in {spec.dtype}, tp {spec.tp}")
-        self._llm = LLM(
-            model=spec.model_path,
-            skip_tokenizer_init=True,
-            dtype=spec.dtype,
-            tensor_parallel_size=spec.tp,
-            enforce_eager=True,
-            max_model_len=spec.max_model_len,
-            max_num_seqs=spec.max_batch,
-            max_num_batched_tokens=max(spec.max_prefill_tokens, spec.max_model_len),
-            block_size=spec.block_size,
-            num_gpu_blocks_override=spec.num_blocks,
-            kv_cache_memory_bytes=self._cache_bytes(spec),
-            seed=spec.seed,
-            enable_prefix_caching=False,
-            enable_chunked_prefill=False,
-            async_scheduling=False,
-            logits_processors=[ForcingProcessor],
-            additional_config=_ADDITIONAL_CONFIG,
-            disable_log_stats=True,
-            **spec.options,
-        )
+        self._llm = LLM(**self._arguments(spec, options.engine, ForcingProcessor))
+
+    def _arguments(self, spec: EngineSpec, overrides: Mapping[str, Any], processor: type) -> dict[str, Any]:
+        """Arguments of ``LLM``; an override of ``additional_config`` is merged into ours, the others replace."""
+        defaults = {
+            "model": spec.model_path,
+            "skip_tokenizer_init": True,
+            "dtype": spec.dtype,
+            "tensor_parallel_size": spec.tp,
+            "enforce_eager": True,
+            "max_model_len": spec.max_model_len,
+            "max_num_seqs": spec.max_batch,
+            "max_num_batched_tokens": max(spec.max_prefill_tokens, spec.max_model_len),
+            "block_size": spec.block_size,
+            "num_gpu_blocks_override": spec.num_blocks,
+            "kv_cache_memory_bytes": self._cache_bytes(spec),
+            "seed": spec.seed,
+            "enable_prefix_caching": False,
+            "enable_chunked_prefill": False,
+            "async_scheduling": False,
+            "logits_processors": [processor],
+            "disable_log_stats": True,
+        }
+        additional = {**_ADDITIONAL_CONFIG, **overrides.get("additional_config", {})}
+        return {**defaults, **overrides, "additional_config": additional}
 
     @staticmethod
     def _cache_bytes(spec: EngineSpec) -> int:
@@ -91,6 +101,9 @@ class VllmAdapter(ProbedAdapter):
         return [
             Observation("eager", bool(model.enforce_eager), "model_config.enforce_eager"),
             Observation("compilation_mode", int(config.compilation_config.mode), "compilation_config.mode"),
+            Observation(
+                "cudagraph_mode", config.compilation_config.cudagraph_mode.name, "compilation_config.cudagraph_mode"
+            ),
             Observation("dtype", str(model.dtype).removeprefix("torch."), "model_config.dtype"),
             Observation("tp", parallel.tensor_parallel_size, "parallel_config.tensor_parallel_size"),
             Observation("dp", parallel.data_parallel_size, "parallel_config.data_parallel_size"),
@@ -98,6 +111,9 @@ class VllmAdapter(ProbedAdapter):
             Observation("block_size", cache.block_size, "cache_config.block_size"),
             Observation("num_blocks", cache.num_gpu_blocks, "cache_config.num_gpu_blocks"),
             Observation("prefix_caching", bool(cache.enable_prefix_caching), "cache_config.enable_prefix_caching"),
+            Observation(
+                "max_prefill_tokens", scheduler.max_num_batched_tokens, "scheduler_config.max_num_batched_tokens"
+            ),
             Observation("chunked_prefill", bool(scheduler.enable_chunked_prefill), "scheduler_config"),
             Observation("async_scheduling", bool(scheduler.async_scheduling), "scheduler_config"),
             Observation("seed", model.seed, "model_config.seed"),
@@ -107,6 +123,7 @@ class VllmAdapter(ProbedAdapter):
             else Observation("soc_version", None, "torch.npu", "torch.npu is not there"),
             simulated_numerics(),
             Observation("vllm_ascend", metadata.version("vllm-ascend"), "installed distribution"),
+            *worker_observations(self._probe_dir, self._ranks),
         ]
 
     # ----------------------------------------------------------------------------------------------- generate
@@ -132,25 +149,30 @@ class VllmAdapter(ProbedAdapter):
             step += 1
         return returned
 
-    @staticmethod
-    def _add(engine: Any, key: str, request: Request) -> None:
+    def _add(self, engine: Any, key: str, request: Request) -> None:
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
-
-        from adapters.vllm.hooks import KEY
 
         engine.add_request(
             key,
             TokensPrompt(prompt_token_ids=list(request.token_ids)),
-            SamplingParams(
-                temperature=0.0,
-                max_tokens=request.max_new_tokens,
-                ignore_eos=True,
-                detokenize=False,
-                stop_token_ids=list(request.stop_ids) or None,
-                extra_args={KEY: key},
-            ),
+            SamplingParams(**self._sampling_params(key, request)),
         )
+
+    def _sampling_params(self, key: str, request: Request) -> dict[str, Any]:
+        """Greedy, unless the options of this side ask for something else."""
+        from adapters.vllm.hooks import KEY
+
+        return {
+            # vLLM ignores top_k and top_p at temperature 0.
+            "temperature": 1.0 if self._sampling else 0.0,
+            "max_tokens": request.max_new_tokens,
+            "ignore_eos": True,
+            "detokenize": False,
+            "stop_token_ids": list(request.stop_ids) or None,
+            "extra_args": {KEY: key},
+            **self._sampling,
+        }
 
     # -------------------------------------------------------------------------------------------------- close
 

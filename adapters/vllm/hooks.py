@@ -5,12 +5,17 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from adapters.probe.launch import probe_dir
+from adapters.probe.live import OncePerRun, write_facts, write_live
 from adapters.probe.steplog import process_log
+from adapters.probe.worker import Worker
+from adapters.vllm import observe
 
 #: Name of our entry in ``SamplingParams.extra_args``.
 KEY = "align_key"
 
 _keys: dict[str, str] = {}
+_runs = OncePerRun()
 
 
 def _rank() -> int:
@@ -41,9 +46,56 @@ def _wrap_execute(original: Any) -> Any:
             log = process_log(_rank())
             assert log is not None
             log.step(_rows(scheduler_output))
+            result = original(self, scheduler_output, *args, **kwargs)
+            # Logits are computed inside; sampling comes later.
+            log.end_step()
+            return result
         return original(self, scheduler_output, *args, **kwargs)
 
     return execute_model
+
+
+def _wrap_forward(original: Any) -> Any:
+    @functools.wraps(original)
+    def model_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        log = process_log()
+        if log is not None:
+            # The scheduler's order is not the batch's: decodes come first.
+            log.order([_keys[request_id] for request_id in self.input_batch.req_ids if request_id in _keys])
+            if log.in_step and _runs.first(log.generation):
+                write_facts(
+                    probe_dir(), "sampling", _rank(), observe.sampling_facts(self.input_batch.sampling_metadata)
+                )
+        return original(self, *args, **kwargs)
+
+    return model_forward
+
+
+def _wrap_load(original: Any) -> Any:
+    @functools.wraps(original)
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from vllm.distributed.parallel_state import get_tp_group
+
+        self._align_worker = Worker("vllm", _rank(), int(get_tp_group().rank_in_group))
+        self._align_worker.before_build()
+        result = original(self, *args, **kwargs)
+        self._align_worker.after_load(self.model)
+        return result
+
+    return load_model
+
+
+def _wrap_cache(original: Any) -> Any:
+    @functools.wraps(original)
+    def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        process_log(_rank())
+        self._align_worker.after_cache(self.vllm_config.cache_config.block_size)
+        facts = [*observe.worker_facts(self), *observe.start_facts(self, probe_dir(), _rank())]
+        write_live(probe_dir(), _rank(), facts)
+        return result
+
+    return initialize_kv_cache
 
 
 def _wrap_dummy(original: Any) -> Any:
@@ -60,5 +112,8 @@ def _wrap_dummy(original: Any) -> Any:
 def install(module: Any) -> None:
     """Wrap the runner of ``vllm_ascend.worker.model_runner_v1``, whose module was just executed."""
     runner = module.NPUModelRunner
+    runner.load_model = _wrap_load(runner.load_model)
+    runner.initialize_kv_cache = _wrap_cache(runner.initialize_kv_cache)
+    runner._model_forward = _wrap_forward(runner._model_forward)
     runner.execute_model = _wrap_execute(runner.execute_model)
     runner._dummy_run = _wrap_dummy(runner._dummy_run)

@@ -49,8 +49,8 @@ CONFIG: dict[str, Any] = {
     "model_type": "qwen3",
     "num_attention_heads": 4,
     "num_hidden_layers": 4,
-    # No pad_token_id, as in Qwen3's own configurations. transformers keeps the embedding's row of such an id zero; weights
-    # drawn at random do not, and lmdeploy 0.12.2 sets the row to zero while vLLM keeps what is in the file.
+    # No pad_token_id, as in Qwen3's own configurations. In a trained model the embedding's row of such an id is zero;
+    # here it would be random, and lmdeploy 0.12.2 sets it to zero while vLLM keeps what is in the file.
     "num_key_value_heads": 2,
     "rms_norm_eps": 1e-06,
     "rope_scaling": None,

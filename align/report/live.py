@@ -1,7 +1,7 @@
-"""Progress of both sides while they work.
+"""Progress of the sides while they work.
 
-On a terminal two lines that change in place; elsewhere a line whenever a side enters another stage, and a sign of life
-at intervals.
+On a terminal a line per side that changes in place; elsewhere a line whenever a side enters another stage, and a sign
+of life at intervals.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from adapters.base import SIDES
-
 _HEARTBEAT_SECONDS = 15.0
 
 
@@ -24,16 +22,16 @@ class LiveProgress:
     """A :class:`align.run.session.Watcher` that draws on a console.
 
     Args:
-        engines: by role.
+        engines: by role; the roles are the lines.
         quiet: draw nothing.
     """
 
     def __init__(self, console: Console, engines: dict[str, str], quiet: bool = False) -> None:
         self._console, self._engines, self._quiet = console, engines, quiet
         self._lock = threading.Lock()
-        self._stages = dict.fromkeys(SIDES, ("wait", ""))
-        self._since = dict.fromkeys(SIDES, time.monotonic())
-        self._said = dict.fromkeys(SIDES, 0.0)
+        self._stages = dict.fromkeys(engines, ("wait", ""))
+        self._since = dict.fromkeys(engines, time.monotonic())
+        self._said = dict.fromkeys(engines, 0.0)
         self._started = time.monotonic()
         self._spinner = Spinner("dots")
         self._live = Live(console=console, get_renderable=self._render, transient=True, refresh_per_second=8)
@@ -71,7 +69,7 @@ class LiveProgress:
         with self._lock:
             lines = [
                 Text(f"  {self._line(role)}  ({now - self._since[role]:.0f} s)", no_wrap=True, overflow="ellipsis")
-                for role in SIDES
+                for role in self._engines
             ]
         self._spinner.update(text=f"{now - self._started:.0f} s")
         return Group(self._spinner, *lines)

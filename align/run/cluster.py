@@ -3,55 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
-import time
 import uuid
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from adapters.host import EngineHost
 from align.errors import UserError
 from align.run import guardian
+from align.run.guard import Guard
+from align.run.transport import HostDied
 
 #: Ray's smallest accepted object store; only plain data and small arrays travel through it.
 _OBJECT_STORE_BYTES = 100 << 20
-#: Unix socket paths end at 107 characters, and Ray appends about 60 to its directory.
-_MAX_TEMP_DIR = 45
-_GUARDIAN_SECONDS = 10.0
-_REAP_SECONDS = 2.0
 _CONNECT_SECONDS = 5.0
 #: Where Ray keeps a user's token.
 _RAY_TOKEN = Path.home() / ".ray" / "auth_token"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ADDRESS_HINT = "check the address with 'ray status --address …', or unset RAY_ADDRESS for a cluster of this run's own"
-
-
-#: prctl(2): orphaned descendants become children of this process.
-_PR_SET_CHILD_SUBREAPER = 36
-
-
-def _adopt_orphans() -> None:
-    """Workers whose raylet has ended would otherwise stay as zombies where process 1 collects none (containers)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _reap() -> None:
-    """Collect what was adopted. All of it has been ended, so this takes a moment at most."""
-    deadline = time.monotonic() + _REAP_SECONDS
-    with contextlib.suppress(ChildProcessError):
-        while time.monotonic() < deadline:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.02)
 
 
 def _host_and_port(address: str) -> tuple[str, int | None]:
@@ -63,35 +39,23 @@ def _host_and_port(address: str) -> tuple[str, int | None]:
 class Cluster:
     """Context manager around Ray. Everything started inside carries :attr:`run_id` in its environment.
 
+    One of the :class:`align.run.transport.Hosts`: engine hosts are actors.
+
     Raises:
         UserError: on entry, when the cluster that ``RAY_ADDRESS`` names cannot be joined or Ray does not start.
     """
 
+    waits_for = "Ray"
+
     def __init__(self) -> None:
         self.run_id = uuid.uuid4().hex
         self.address = os.environ.get("RAY_ADDRESS", "")
-        self._guardian: subprocess.Popen[bytes] | None = None
-        self._temp_dir: str = ""
+        self._guard: Guard | None = None
 
     # ---------------------------------------------------------------------------------------------- enter, exit
 
     def __enter__(self) -> Cluster:
-        try:
-            self._temp_dir = tempfile.mkdtemp(prefix="align-")
-            if len(self._temp_dir) > _MAX_TEMP_DIR:
-                os.rmdir(self._temp_dir)
-                self._temp_dir = tempfile.mkdtemp(prefix="align-", dir="/tmp")
-        except OSError as error:
-            raise UserError(
-                f"no temporary directory can be made: {error.strerror or error}",
-                "free some space there, or name another directory: TMPDIR=/path",
-            ) from error
-        _adopt_orphans()
-        self._guardian = subprocess.Popen(
-            [sys.executable, "-S", str(Path(guardian.__file__)), self.run_id, str(os.getpid()), self._temp_dir],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._guard = Guard(self.run_id)
         try:
             self._connect()
         except BaseException:
@@ -100,6 +64,7 @@ class Cluster:
         return self
 
     def _connect(self) -> None:
+        assert self._guard is not None
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         host, port = _host_and_port(self.address)
         if not self.address or host in _LOOPBACK:
@@ -125,7 +90,7 @@ class Cluster:
                     include_dashboard=False,
                     object_store_memory=_OBJECT_STORE_BYTES,
                     _node_ip_address="127.0.0.1",
-                    _temp_dir=self._temp_dir,
+                    _temp_dir=self._guard.temp_dir,
                     **common,
                 )
         except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
@@ -178,13 +143,9 @@ class Cluster:
 
             with contextlib.suppress(Exception):  # whatever Ray leaves behind, the guardian ends
                 ray.shutdown()
-        watcher, self._guardian = self._guardian, None
-        if watcher is not None:
-            assert watcher.stdin is not None
-            watcher.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                watcher.wait(timeout=_GUARDIAN_SECONDS)
-            _reap()
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.close()
 
     # ---------------------------------------------------------------------------------------------------- actors
 
@@ -204,3 +165,47 @@ class Cluster:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
         }
         return ray.remote(cls).options(**options).remote(*args)
+
+    def start(self, python: Path, env: dict[str, str], engine: str, directory: Path) -> ActorHost:
+        """The host of an engine as an actor."""
+        return ActorHost(self.actor(EngineHost, python, env, engine, str(directory)))
+
+
+class ActorHost:
+    """A :class:`align.run.transport.Host` in a Ray actor."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def call(self, method: str, *args: Any) -> ActorCall:
+        return ActorCall(getattr(self._actor, method).remote(*args))
+
+
+class ActorCall:
+    """A :class:`align.run.transport.Pending` of Ray."""
+
+    def __init__(self, reference: Any) -> None:
+        self._reference = reference
+
+    def poll(self, seconds: float) -> bool:
+        import ray
+
+        try:
+            return bool(ray.wait([self._reference], timeout=seconds)[0])
+        except ray.exceptions.RayError as error:
+            raise HostDied(_reason(error)) from error
+
+    def result(self) -> Any:
+        import ray
+
+        try:
+            return ray.get(self._reference)
+        except ray.exceptions.RayError as error:
+            raise HostDied(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    if "ActorDied" in type(error).__name__ or "WorkerCrashed" in type(error).__name__:
+        return "its process was killed or crashed"
+    cause = getattr(error, "cause", None) or error
+    return f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause).strip() else 'no message'}"

@@ -6,20 +6,22 @@ from dataclasses import asdict
 from typing import Any
 
 from align.case.schema import Case
-from align.compare.tokens import TokenComparison
 from align.models.info import ModelInfo
-from align.run.session import Outcome, SideOutcome
+from align.run.outcome import Outcome, SideOutcome
+from align.run.report import Report
 
 
 def side_record(side: SideOutcome) -> dict[str, Any]:
-    """One side: what ran, what was read back, how long it took."""
+    """One side: what was asked for, what ran, what was read back, what was recorded, how long it took."""
     return {
         "engine": side.engine,
+        "spec": None if side.spec is None else asdict(side.spec),
         "launched": None if side.launched is None else asdict(side.launched),
         "observed": [asdict(observation) for observation in side.observations],
+        "captures": [asdict(capture) for capture in side.captures],
         "seconds": {
             name: result.seconds
-            for name, result in (("free", side.free), ("replay", side.replay))
+            for name, result in (("free", side.free), ("again", side.again), ("replay", side.replay))
             if result is not None
         },
     }
@@ -38,20 +40,28 @@ def tokens_record(outcome: Outcome) -> dict[str, Any]:
     return record
 
 
-def run_record(
-    case: Case,
-    info: ModelInfo,
-    outcome: Outcome,
-    comparisons: dict[str, TokenComparison],
-    verdict: str,
-    command: list[str],
-) -> dict[str, Any]:
+def report_record(report: Report) -> dict[str, Any]:
+    """What was found out; a joint run and the comparison of its traces say the same."""
+    return {
+        "verdict": report.verdict,
+        "reason": report.reason,
+        "allowed": [condition.name for condition in report.tainted],
+        "findings": [finding.to_dict() for finding in report.findings],
+        "conditions": [condition.to_dict() for condition in report.conditions],
+        "stability": [one.to_dict() for one in report.stability],
+        "comparisons": {name: comparison.to_dict() for name, comparison in report.comparisons.items()},
+        "tensors": None if report.tensors is None else report.tensors.to_dict(),
+        "bytes": dict(report.bytes),
+    }
+
+
+def run_record(case: Case, info: ModelInfo, outcome: Outcome, report: Report, command: list[str]) -> dict[str, Any]:
     """The run as one object; everything but times is the same when the same case runs again."""
     return {
-        "verdict": verdict,
+        **report_record(report),
         "model": {"name": info.name, "path": str(info.path), "fingerprint": info.fingerprint},
         "case": case.model_dump(mode="json"),
         "sides": {role: side_record(side) for role, side in outcome.sides.items()},
-        "comparisons": {name: comparison.to_dict() for name, comparison in comparisons.items()},
+        "seconds": {stage: round(seconds, 3) for stage, seconds in report.seconds.items()},
         "command": command,
     }

@@ -1,4 +1,4 @@
-"""One side of a comparison, seen from the driver: its actor, its directory, and the watch over it."""
+"""One side of a comparison, seen from the driver: its host, its directory, and the watch over it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 
 from adapters import probe
 from adapters.base import EngineSpec, Observation, Request, RunResult
-from adapters.host import EngineHost, Failure, Launched
+from adapters.host import Failure, Launched
+from adapters.probe.spec import CaptureSpec
 from align.errors import SideError
 from align.run import guardian
-from align.run.cluster import Cluster
 from align.run.directory import disk_error
+from align.run.transport import Host, HostDied, Hosts
 from envs.profiles import Interpreter
 
 _POLL_SECONDS = 0.2
@@ -33,7 +34,7 @@ class Limits:
     """Bounds of the watchdog, in seconds.
 
     Attributes:
-        launch: from the actor's start until the engine takes requests.
+        launch: from the host's start until the engine takes requests.
         step: longest time without a new engine step while generating.
         close: for a polite end; afterwards the side is killed.
     """
@@ -48,9 +49,10 @@ class Aborted(Exception):  # noqa: N818 - the other side's error is the error
 
 
 class Side:
-    """An engine in its actor.
+    """An engine in its host.
 
     Args:
+        hosts: starts the host and ends it with the run.
         role: ``candidate`` or ``reference``.
         on_progress: called with ``(stage, detail)`` whenever either changes.
         abort: set by whoever wants all waiting to stop.
@@ -58,7 +60,7 @@ class Side:
 
     def __init__(
         self,
-        cluster: Cluster,
+        hosts: Hosts,
         role: str,
         interpreter: Interpreter,
         directory: Path,
@@ -68,9 +70,9 @@ class Side:
     ) -> None:
         self.role, self.engine = role, interpreter.engine
         self.directory, self.limits = directory, limits
-        self._cluster, self._interpreter = cluster, interpreter
+        self._hosts, self._interpreter = hosts, interpreter
         self._on_progress, self._abort = on_progress, abort
-        self._actor: Any = None
+        self._host: Host | None = None
         self.launched: Launched | None = None
         try:
             directory.mkdir(parents=True)
@@ -80,13 +82,16 @@ class Side:
     # ------------------------------------------------------------------------------------------------- operations
 
     def launch(self, spec: EngineSpec) -> Launched:
-        """Start the actor and build the engine."""
+        """Start the host and build the engine."""
         env = {
             **self._interpreter.env,
             "PYTHONPATH": os.pathsep.join([*self._interpreter.pythonpath, str(probe.PATH)]),
             "ALIGN_PROBE_DIR": str(self.directory),
         }
-        self._actor = self._cluster.actor(EngineHost, self._interpreter.python, env, self.engine, str(self.directory))
+        try:
+            self._host = self._hosts.start(self._interpreter.python, env, self.engine, self.directory)
+        except HostDied as error:
+            raise self._failed(f"did not start: {error}") from error
         deadline = time.monotonic() + self.limits.launch
         launched: Launched = self._call(
             "launch", (spec,), lambda: time.monotonic() > deadline, f"did not start within {self.limits.launch:.0f} s"
@@ -101,17 +106,21 @@ class Side:
         )
         return seen
 
-    def generate(self, requests: Sequence[Request], top_k: int) -> RunResult:
-        return self._run("generate", requests, top_k)
+    def generate(self, requests: Sequence[Request], top_k: int, capture: CaptureSpec | None = None) -> RunResult:
+        """Generate greedily; with ``capture`` the workers record what it says."""
+        return self._run("generate", requests, top_k, capture)
 
-    def replay(self, requests: Sequence[Request], top_k: int) -> RunResult:
-        return self._run("replay", requests, top_k)
+    def replay(self, requests: Sequence[Request], top_k: int, capture: CaptureSpec | None = None) -> RunResult:
+        """Generate along the requests' forced ids; with ``capture`` the workers record what it says."""
+        return self._run("replay", requests, top_k, capture)
 
-    def _run(self, method: str, requests: Sequence[Request], top_k: int) -> RunResult:
+    def _run(self, method: str, requests: Sequence[Request], top_k: int, capture: CaptureSpec | None) -> RunResult:
         log = _Growth(self.directory)
+        # An adapter without a probe knows nothing of captures.
+        more = () if capture is None else (capture,)
         result: RunResult = self._call(
             method,
-            (tuple(requests), top_k),
+            (tuple(requests), top_k, *more),
             lambda: log.idle_seconds() > self.limits.step,
             f"made no step for {self.limits.step:.0f} s while it was to {method}",
             detail=log.text,
@@ -120,7 +129,7 @@ class Side:
 
     def close(self) -> None:
         """End the engine politely; whatever remains is killed."""
-        if self._actor is None:
+        if self._host is None:
             return
         deadline = time.monotonic() + self.limits.close
         try:
@@ -128,13 +137,13 @@ class Side:
             self._call("close", (), lambda: time.monotonic() > deadline, "did not close")
         except SideError:
             self.kill()
-        self._actor = None
+        self._host = None
 
     def kill(self) -> None:
-        """End every process of this side at once: the actor, and what its engine started."""
+        """End every process of this side at once: the host, and what its engine started."""
         pids = [] if self.launched is None else [self.launched.pid, *self.launched.workers]
         for pid in pids:
-            if pid in guardian.marked(self._cluster.run_id):
+            if pid in guardian.marked(self._hosts.run_id):
                 with contextlib.suppress(ProcessLookupError):  # it may end between the two lines
                     os.kill(pid, signal.SIGKILL)
 
@@ -148,17 +157,18 @@ class Side:
         complaint: str,
         detail: Callable[[], str] | None = None,
     ) -> Any:
-        import ray
-
-        reference = getattr(self._actor, method).remote(*args)
+        assert self._host is not None, f"{method} before launch"
+        try:
+            pending = self._host.call(method, *args)
+        except HostDied as error:
+            raise self._failed(f"died before {method}: {error}") from error
         while True:
             try:
-                ready, _ = ray.wait([reference], timeout=_POLL_SECONDS)
-                if ready:
-                    answer = ray.get(reference)
+                if pending.poll(_POLL_SECONDS):
+                    answer = pending.result()
                     break
-            except ray.exceptions.RayError as error:
-                raise self._failed(f"died during {method}: {_reason(error)}") from error
+            except HostDied as error:
+                raise self._failed(f"died during {method}: {error}") from error
             self._report(detail)
             if self._abort.is_set():
                 raise Aborted
@@ -175,7 +185,7 @@ class Side:
         return answer
 
     def _dead_worker(self) -> int | None:
-        """A worker that is gone although the actor lives: some engines then wait for ever."""
+        """A worker that is gone although the host lives: some engines then wait for ever."""
         workers = () if self.launched is None else self.launched.workers
         return next((pid for pid in workers if _is_gone(pid)), None)
 
@@ -208,13 +218,6 @@ def _is_gone(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     return state in "ZX"
-
-
-def _reason(error: Exception) -> str:
-    if "ActorDied" in type(error).__name__ or "WorkerCrashed" in type(error).__name__:
-        return "its process was killed or crashed"
-    cause = getattr(error, "cause", None) or error
-    return f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause).strip() else 'no message'}"
 
 
 class _Growth:

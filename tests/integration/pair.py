@@ -12,7 +12,8 @@ from adapters.transformers.adapter import TransformersAdapter
 from align.case.schema import Case
 from align.compare.noise import NoisePolicy
 from align.models.info import ModelInfo
-from align.run.session import Session, forced_along
+from align.run.plan import forced_along
+from align.run.session import Session
 from tests.integration.support import default_case, launched
 
 CAPITAL = "The capital of France is"
@@ -81,7 +82,7 @@ def run_pair(model: str, dtype: str, directory: Path) -> PairRun:
             wanted = {request.name: request.forced or () for request in requests}
             foreign[batch] = {role: (session.side(role).replay(requests, 5), wanted) for role in SIDES}
         text = _continue(info, session, CAPITAL) if model == "smollm2" else None
-    forced = forced_along(case.to_requests(info.eos_ids), free["reference"])
+    forced = forced_along(case.to_requests(info.eos_ids), free["reference"].generations)
     golden = golden_replay(info, case, forced, directory)
     peak = max(step.peak for result in replay.values() for g in result.generations for step in g.steps)
     policy = NoisePolicy.for_dtype(dtype, info.layers).at(peak, dtype)

@@ -7,7 +7,7 @@ from pathlib import Path
 from adapters.base import SIDES
 from align.compare.noise import NoisePolicy
 from align.compare.tokens import compare_tokens
-from align.run.session import forced_along
+from align.run.plan import forced_along
 from tests.integration.pair import golden_replay
 from tests.integration.support import default_case, launched
 
@@ -23,7 +23,7 @@ def test_wrong_swiglu_on_both_sides_is_seen_by_transformers(tmp_path: Path) -> N
         outcome = session.outcome.sides
     reference = outcome["reference"].free
     assert reference is not None
-    golden = golden_replay(info, case, forced_along(case.to_requests(), reference), tmp_path)
+    golden = golden_replay(info, case, forced_along(case.to_requests(), reference.generations), tmp_path)
     for role in SIDES:
         replay = outcome[role].replay
         assert replay is not None

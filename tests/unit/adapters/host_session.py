@@ -18,6 +18,7 @@ from typing import Any
 
 from adapters import host
 from adapters.base import Adapter, EngineSpec, Observation, Progress, Request, RunResult
+from adapters.probe.spec import CaptureSpec
 
 WHAT, DIRECTORY = sys.argv[1], Path(sys.argv[2])
 
@@ -46,7 +47,9 @@ class Fake(Adapter):
             raise AssertionError("forced")
         return RunResult((), (), float(top_k))
 
-    def replay(self, requests: Sequence[Request], top_k: int) -> RunResult:
+    def replay(self, requests: Sequence[Request], top_k: int, capture: CaptureSpec | None = None) -> RunResult:
+        if capture is not None:
+            return RunResult((), (), float(capture.sample_rows))
         raise OSError(28, "No space left on device")
 
     def close(self) -> None:
@@ -73,7 +76,11 @@ def main() -> None:
         observed: Any = engine.observe()
         free = engine.generate((Request("a", (1,), 1),), 5)
         stage = json.loads((DIRECTORY / "progress.json").read_text())
-        answer(launched=launched, ready=ready, observed=observed, free=free, stage=stage, closed=engine.close())
+        recorded = engine.replay((), 5, CaptureSpec("/t", sample_rows=7))
+        closed = engine.close()
+        answer(
+            launched=launched, ready=ready, observed=observed, free=free, stage=stage, recorded=recorded, closed=closed
+        )
     elif WHAT == "failures":
         broken = engine.launch(EngineSpec("fake", "candidate", "broken", "bfloat16", str(DIRECTORY)))
         mixed = engine.generate((Request("a", (1,), 1, forced=(1,)),), 5)

@@ -52,6 +52,7 @@ def test_calls_and_output(tmp_path: Path) -> None:
     assert [entry["name"] for entry in answer["observed"]] == ["tp", "dp"]
     assert answer["free"] == {"type": "RunResult", "generations": [], "steps": [], "seconds": 5.0}
     assert (answer["stage"]["stage"], answer["stage"]["detail"]) == ("generate", "1 requests")
+    assert answer["recorded"]["seconds"] == 7.0, "an adapter with a probe gets the capture"
     assert answer["closed"] is None
 
 

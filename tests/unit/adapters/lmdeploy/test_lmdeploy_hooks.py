@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,7 +18,8 @@ from adapters.base import EngineSpec, Request
 from adapters.lmdeploy import hooks
 from adapters.lmdeploy.adapter import LmdeployAdapter
 from adapters.probe import steplog
-from adapters.probe.spec import ProbeSpec, RequestSpec, write_spec
+from adapters.probe.live import OncePerRun, read_facts, read_live
+from adapters.probe.spec import CaptureSpec, ProbeSpec, RequestSpec, write_spec
 
 
 class BaseModelAgent:
@@ -23,9 +27,36 @@ class BaseModelAgent:
 
     rank = 0
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Any, group: Any = None) -> None:
         self.agent_strategy = strategy
         self.forwards = 0
+        self.dist_ctx = SimpleNamespace(attn_tp_group=group)
+        self.cache_config = SimpleNamespace(block_size=32)
+        self.inside = False
+        self.patched_model: Any = None
+
+    @contextlib.contextmanager
+    def all_context(self) -> Iterator[None]:
+        self.inside = True
+        yield
+        self.inside = False
+
+    def build_model(self) -> str:
+        assert FakeWorker.made[-1].calls == ["before build"]
+        self.patched_model = "the model"
+        return "built"
+
+    def build_cache_engine(self) -> str:
+        return "cached"
+
+    def warmup(self) -> str:
+        for _ in range(2):
+            self._forward_impl(None)
+        return "warm"
+
+    def _forward_impl(self, inputs: Any) -> str:
+        self.forwards += 1
+        return "output"
 
     async def _async_step(self, inputs: Any, sampling_inputs: Any = None) -> Any:
         logits = await self._async_model_forward(inputs, return_logits=False)
@@ -43,6 +74,43 @@ class BaseModelAgent:
         sampled = last_logits.argmax(-1)
         _, tokens = self.agent_strategy.post_sampling(inputs, last_logits, sampled, None)
         return torch.as_tensor(tokens)
+
+
+class FakeWorker:
+    """Notes what it is told."""
+
+    made: ClassVar[list[FakeWorker]] = []
+
+    def __init__(self, engine: str, rank: int, tp_rank: int) -> None:
+        self.about = (engine, rank, tp_rank)
+        self.calls: list[str] = []
+        self.made.append(self)
+
+    def before_build(self) -> None:
+        self.calls.append("before build")
+
+    def after_load(self, model: Any) -> None:
+        self.calls.append(f"loaded {model}")
+
+    def after_cache(self, block_size: int) -> None:
+        assert steplog.process_log() is not None
+        self.calls.append(f"cached {block_size}")
+
+
+class FakeRecorder:
+    """Notes when a step begins and ends."""
+
+    def __init__(self, agent: Any) -> None:
+        self.agent, self.calls = agent, []  # type: tuple[Any, list[str]]
+
+    def begin(self, capture: CaptureSpec, run: int, step: int, phase: str, rows: Any, last: bool) -> None:
+        self.calls.append(f"begin {run}.{step} {phase} {[row.request for row in rows]} {last} {self.agent.forwards}")
+
+    def end(self) -> None:
+        self.calls.append(f"end {self.agent.forwards}")
+
+    def dummy(self) -> None:
+        self.calls.append("dummy")
 
 
 class ARModelAgentStrategy:
@@ -65,6 +133,9 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """An agent whose classes are wrapped, as in a worker."""
     monkeypatch.setattr(steplog, "_log", None)
     monkeypatch.setattr(hooks, "_state", hooks._State())
+    monkeypatch.setattr(hooks._State, "runs", OncePerRun())
+    monkeypatch.setattr(hooks, "Worker", FakeWorker)
+    monkeypatch.setattr(FakeWorker, "made", [])
     monkeypatch.setenv("ALIGN_PROBE_DIR", str(tmp_path))
     fake: Any = ModuleType("lmdeploy.pytorch.strategies.ar.model_agent")
     fake.ARModelAgentStrategy = type("ARModelAgentStrategy", (ARModelAgentStrategy,), {})
@@ -122,7 +193,65 @@ def test_an_error_of_the_step_is_printed_and_passes(
     assert "LookupError: inside the step" in capsys.readouterr().err
 
 
-def test_layouts_that_are_not_launched(tmp_path: Path) -> None:
+# -------------------------------------------------------------------------------------------------------- worker
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_the_worker_is_told_when_the_model_and_the_cache_are_there(agent: Any, rank: int | None) -> None:
+    agent.dist_ctx.attn_tp_group = None if rank is None else SimpleNamespace(rank=rank)
+    assert (agent.build_model(), agent.build_cache_engine()) == ("built", "cached")
+    (worker,) = FakeWorker.made
+    assert worker.about == ("lmdeploy", 0, rank or 0)
+    assert worker.calls == ["before build", "loaded the model", "cached 32"]
+
+
+def test_a_step_begins_before_its_forward_and_ends_behind_it(agent: Any, tmp_path: Path) -> None:
+    capture = CaptureSpec(str(tmp_path))
+    write_spec(tmp_path, ProbeSpec(1, 2, {"7": RequestSpec("a", 3, 2), "9": RequestSpec("b", 2, 2)}, capture))
+    step(agent, batch([0], [4]))
+    recorder: Any = FakeRecorder(agent)
+    log = steplog.process_log()
+    assert log is not None
+    log.recorder = recorder
+    step(agent, batch([0, 0], [3, 2]), sessions(7, 9))
+    step(agent, batch([0], [1], is_dummy=True), sessions(7))
+    step(agent, batch([2, 3], [1, 1]), sessions(9, 7))
+    assert recorder.calls == [
+        "begin 1.0 prefill ['a', 'b'] False 1",
+        "end 2",
+        "dummy",
+        "end 3",
+        "begin 1.1 decode ['b', 'a'] True 3",
+        "end 4",
+    ]
+
+
+def test_sampling_is_read_at_the_first_step_of_each_run(agent: Any, tmp_path: Path) -> None:
+    for generation, top_k in ((1, 1), (2, 5)):
+        write_spec(tmp_path, ProbeSpec(generation, 2, {"7": RequestSpec("a", 3, 3)}))
+        for start, count, now in ((0, 3, top_k), (3, 1, 99)):
+            named = sessions(7)
+            named.max_top_k, named.top_k = now, torch.tensor([now])
+            step(agent, batch([start], [count]), named)
+        facts = {fact.name: fact.value for fact in read_facts(tmp_path, "sampling")[0]}
+        assert (facts["greedy"], facts["top_k"]) == (top_k == 1, top_k)
+
+
+def test_forwards_of_the_warm_up_are_counted_and_the_worker_says_what_it_runs(agent: Any, tmp_path: Path) -> None:
+    agent.patched_model = torch.nn.Module()
+    assert agent._forward_impl(None) == "output"
+    assert steplog.process_log(0) is not None  # as of the cache
+    assert agent.warmup() == "warm"
+    assert agent._forward_impl(None) == "output"
+    lines = (tmp_path / "steps-rank0.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["dummy", "dummy"], "two inside, none before or after"
+    facts = {fact.name: fact for fact in read_live(tmp_path)[0]}
+    assert facts["dummy_forwards"].value == 2
+    assert facts["worker_tp"].value is None, "this agent has no configuration"
+
+
+def test_layouts_that_are_not_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALIGN_PROBE_DIR", str(tmp_path))
     for changes in ({"dp": 2}, {"ep": 2}):
         spec = EngineSpec("lmdeploy", "candidate", "/m", "bfloat16", str(tmp_path), **changes)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="use dp 1 and ep 1"):

@@ -10,6 +10,8 @@ import torch
 
 from adapters.base import EngineSpec, Observation, Progress, Request
 from adapters.probe.adapter import ProbedAdapter
+from adapters.probe.launch import read_launch
+from adapters.probe.spec import CaptureSpec, SpecReader
 from adapters.probe.steplog import StepLog
 
 VOCABULARY = 16
@@ -25,8 +27,8 @@ class FakeEngine(ProbedAdapter):
         self._log = StepLog(directory, 0)
         self._lie = lie
 
-    def launch(self, spec: EngineSpec, progress: Progress) -> None:
-        """Nothing to build."""
+    def _build(self, spec: EngineSpec, progress: Progress) -> None:
+        progress("build", read_launch().model_path)
 
     def observe(self) -> Sequence[Observation]:
         return ()
@@ -89,3 +91,45 @@ def test_free_and_forced_requests_are_not_mixed(directory: Path) -> None:
         engine.generate((Request("a", (1,), 1, forced=(2,)),), top_k=1)
     with pytest.raises(AssertionError):
         engine.replay((Request("a", (1,), 1),), top_k=1)
+
+
+def launched(directory: Path, lie: int = 0, **options: object) -> FakeEngine:
+    engine = FakeEngine(directory, lie)
+    spec = EngineSpec("fake", "candidate", "/m", "bfloat16", str(directory), options=dict(options))
+    engine.launch(spec, lambda stage, detail="": None)
+    assert read_launch() == spec
+    return engine
+
+
+def test_workers_know_their_launch_before_the_engine_is_built(directory: Path) -> None:
+    said = []
+    spec = EngineSpec("fake", "reference", "/model", "float16", str(directory), tp=2, patches=("p.py",))
+    FakeEngine(directory).launch(spec, lambda stage, detail="": said.append((stage, detail)))
+    assert said == [("build", "/model")]
+    assert read_launch() == spec
+
+
+def test_what_to_record_is_said_per_run(directory: Path) -> None:
+    engine = launched(directory)
+    first = CaptureSpec(str(directory / "one"), values=("embed",))
+    second = CaptureSpec(str(directory / "two"), digest=False, seed=3)
+    reader = SpecReader(directory)
+    engine.generate((Request("a", (1, 2), 1),), top_k=1, capture=first)
+    seen = reader.read()
+    assert seen is not None and (seen.generation, seen.capture) == (1, first)
+    engine.replay((Request("a", (1, 2), 1, forced=(3,)),), top_k=1, capture=second)
+    seen = reader.read()
+    assert seen is not None and (seen.generation, seen.capture) == (2, second)
+    engine.generate((Request("a", (1, 2), 1),), top_k=1)
+    seen = reader.read()
+    assert seen is not None and seen.capture is None
+
+
+def test_an_engine_that_draws_its_tokens_may_return_others(directory: Path) -> None:
+    result = launched(directory, 1, **{"sampling.temperature": 1.0}).generate((Request("a", (1, 2), 3),), top_k=1)
+    assert result.generations[0].greedy_ids == (2, 3, 4)
+
+
+def test_other_options_change_nothing_about_that(directory: Path) -> None:
+    with pytest.raises(AssertionError, match="other tokens"):
+        launched(directory, 1, block_size=64).generate((Request("a", (1, 2), 3),), top_k=1)

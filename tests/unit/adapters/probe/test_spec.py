@@ -10,11 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.probe.spec import ProbeSpec, RequestSpec, SpecReader, write_spec
+from adapters.probe.spec import CaptureSpec, ProbeSpec, RequestSpec, SpecReader, write_spec
 
 ids = st.lists(st.integers(0, 2**31), max_size=5).map(tuple)
 requests = st.builds(RequestSpec, st.text(max_size=8), st.integers(1, 9), st.integers(1, 9), st.one_of(st.none(), ids))
-specs = st.builds(ProbeSpec, st.integers(1, 9), st.integers(1, 20), st.dictionaries(st.text(max_size=6), requests))
+captures = st.builds(
+    CaptureSpec,
+    st.text(max_size=8),
+    st.lists(st.text(max_size=6), max_size=3).map(tuple),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 99),
+    st.integers(0, 2**40),
+)
+specs = st.builds(
+    ProbeSpec,
+    st.integers(1, 9),
+    st.integers(1, 20),
+    st.dictionaries(st.text(max_size=6), requests),
+    st.one_of(st.none(), captures),
+)
 
 
 def spec(generation: int, *names: str, forced: tuple[int, ...] | None = None) -> ProbeSpec:

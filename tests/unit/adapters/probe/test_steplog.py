@@ -12,18 +12,22 @@ import torch
 
 from adapters.base import Generation, RowSpan
 from adapters.probe import steplog
-from adapters.probe.spec import ProbeSpec, RequestSpec, write_spec
+from adapters.probe.spec import CaptureSpec, ProbeSpec, RequestSpec, write_spec
 from adapters.probe.steplog import StepLog, read_generations, read_steps
 
 VOCABULARY = 11
 
 
-def write(directory: Path, generation: int = 1, top_k: int = 3, **requests: tuple[Any, ...]) -> None:
+def write(
+    directory: Path,
+    generation: int = 1,
+    top_k: int = 3,
+    capture: CaptureSpec | None = None,
+    **requests: tuple[Any, ...],
+) -> None:
     """``name=(prompt length, new tokens[, forced ids])``; the key of a request is ``k:name``."""
-    write_spec(
-        directory,
-        ProbeSpec(generation, top_k, {f"k:{name}": RequestSpec(name, *given) for name, given in requests.items()}),
-    )
+    named = {f"k:{name}": RequestSpec(name, *given) for name, given in requests.items()}
+    write_spec(directory, ProbeSpec(generation, top_k, named, capture))
 
 
 def logits(*best: int) -> torch.Tensor:
@@ -235,6 +239,87 @@ def test_a_cut_last_line_is_dropped(tmp_path: Path) -> None:
         path.write_text(whole[:-cut])
         assert [step.step for step in read_steps(tmp_path, 1)] == [0]
         assert read_generations(tmp_path, 1, ["a"])[0].token_ids == (3,)
+
+
+class Recorder:
+    """Notes what the log tells it."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def begin(self, spec: CaptureSpec, run: int, step: int, phase: str, rows: list[RowSpan], last: bool) -> None:
+        self.calls.append((spec, run, step, phase, tuple(rows), last))
+
+    def reorder(self, requests: list[str]) -> None:
+        self.calls.append(requests)
+
+    def dummy(self) -> None:
+        self.calls.append("dummy")
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+
+def recorded(directory: Path) -> tuple[StepLog, list[Any]]:
+    log = StepLog(directory, 0)
+    recorder: Any = Recorder()
+    log.recorder = recorder
+    return log, recorder.calls
+
+
+def test_the_recorder_is_told_of_each_step(tmp_path: Path) -> None:
+    capture = CaptureSpec(str(tmp_path / "trace"))
+    write(tmp_path, a=(3, 2), b=(2, 2), capture=capture)
+    log, calls = recorded(tmp_path)
+    log.dummy()
+    log.step([("k:a", 0, 3), ("k:b", 0, 2)])
+    log.order(["k:b", "k:stranger", "k:a"])
+    log.end_step()
+    log.step([("k:a", 3, 1), ("k:b", 2, 1)])
+    assert calls == [
+        "dummy",
+        (capture, 1, 0, "prefill", (RowSpan("a", 0, 3), RowSpan("b", 0, 2)), False),
+        ["b", "a"],
+        "end",
+        (capture, 1, 1, "decode", (RowSpan("a", 3, 1), RowSpan("b", 2, 1)), True),
+    ]
+
+
+def test_a_run_that_records_nothing_tells_no_recorder(tmp_path: Path) -> None:
+    write(tmp_path, a=(3, 2))
+    log, calls = recorded(tmp_path)
+    log.step([("k:a", 0, 3)])
+    assert calls == []
+
+
+def test_the_last_step_is_that_of_the_slowest_request(tmp_path: Path) -> None:
+    write(tmp_path, a=(4, 1), b=(2, 3), capture=CaptureSpec(str(tmp_path)))
+    log, calls = recorded(tmp_path)
+    # a's prompt in two pieces; b is computed again after its second token
+    for rows in ([("k:a", 0, 2)], [("k:b", 0, 2)], [("k:a", 2, 2)], [("k:b", 2, 1)], [("k:b", 0, 3)], [("k:b", 3, 1)]):
+        log.step(rows)
+    assert [call[-1] for call in calls] == [False] * 5 + [True]
+
+
+def test_what_is_known_of_the_running_step(tmp_path: Path) -> None:
+    log = StepLog(tmp_path, 0)
+    assert (log.generation, log.in_step) == (0, False)
+    write(tmp_path, 4, a=(3, 2))
+    log.step([("k:a", 0, 3)])
+    assert (log.generation, log.in_step) == (4, True)
+    log.dummy()
+    assert (log.generation, log.in_step) == (4, False)
+
+
+def test_remarks_are_no_steps(tmp_path: Path) -> None:
+    write(tmp_path, a=(3, 2))
+    log = StepLog(tmp_path, 0)
+    log.note("before")
+    log.step([("k:a", 0, 3)])
+    log.note("inside\nthe step")
+    assert [event.get("text") for event in events(tmp_path)] == ["before", None, "inside\nthe step"]
+    assert len(read_steps(tmp_path, 1)) == 1
+    assert read_generations(tmp_path, 1, ["a"]) == (Generation("a", ()),)
 
 
 def test_every_line_is_there_at_once(tmp_path: Path) -> None:

@@ -9,15 +9,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from adapters.base import EngineSpec, Request
+from adapters.base import EngineSpec, Observation, Request
 from adapters.probe import boot, steplog
-from adapters.probe.spec import ProbeSpec, RequestSpec, write_spec
-from adapters.vllm import hooks, plugin
+from adapters.probe.live import OncePerRun, read_facts, read_live
+from adapters.probe.spec import CaptureSpec, ProbeSpec, RequestSpec, write_spec
+from adapters.vllm import hooks, observe, plugin
 from adapters.vllm.adapter import VllmAdapter
 
 
@@ -26,14 +27,72 @@ class NPUModelRunner:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.model = "the model"
+        self.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(block_size=64))
+        #: Order of the batch.
+        self.input_batch = SimpleNamespace(req_ids=[], sampling_metadata=SimpleNamespace())
 
     def execute_model(self, scheduler_output: Any, intermediate_tensors: Any = None) -> str:
         self.calls.append("execute")
+        if scheduler_output.total_num_scheduled_tokens:
+            self._model_forward(scheduler_output.total_num_scheduled_tokens)
         return "output"
+
+    def _model_forward(self, num_tokens: int, positions: Any = None) -> str:
+        self.forwards = getattr(self, "forwards", 0) + 1
+        return "hidden"
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> str:
+        assert FakeWorker.made[-1].calls == ["before build"]
+        return "loaded"
+
+    def initialize_kv_cache(self, kv_cache_config: Any) -> str:
+        return f"cache {kv_cache_config}"
 
     def _dummy_run(self, num_tokens: int, *, with_prefill: bool = False) -> str:
         self.calls.append(f"dummy {num_tokens} {with_prefill}")
         return "dummy"
+
+
+class FakeWorker:
+    """Notes what it is told."""
+
+    made: ClassVar[list[FakeWorker]] = []
+
+    def __init__(self, engine: str, rank: int, tp_rank: int) -> None:
+        self.about = (engine, rank, tp_rank)
+        self.calls: list[str] = []
+        self.made.append(self)
+
+    def before_build(self) -> None:
+        self.calls.append("before build")
+
+    def after_load(self, model: Any) -> None:
+        self.calls.append(f"loaded {model}")
+
+    def after_cache(self, block_size: int) -> None:
+        assert steplog.process_log() is not None
+        self.calls.append(f"cached {block_size}")
+
+
+class FakeRecorder:
+    """Notes when a step begins and ends, and in which order its rows are."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner, self.calls = runner, []  # type: tuple[Any, list[str]]
+
+    def begin(self, capture: CaptureSpec, run: int, step: int, phase: str, rows: Any, last: bool) -> None:
+        done = getattr(self.runner, "forwards", 0)
+        self.calls.append(f"begin {run}.{step} {phase} {[row.request for row in rows]} {last} {done}")
+
+    def reorder(self, requests: list[str]) -> None:
+        self.calls.append(f"order {requests}")
+
+    def end(self) -> None:
+        self.calls.append(f"end {self.runner.forwards}")
+
+    def dummy(self) -> None:
+        self.calls.append("dummy")
 
 
 def scheduled(
@@ -66,6 +125,9 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(steplog, "_log", None)
     monkeypatch.setattr(hooks, "_keys", {})
     monkeypatch.setattr(hooks, "_rank", lambda: 1)
+    monkeypatch.setattr(hooks, "_runs", OncePerRun())
+    monkeypatch.setattr(hooks, "Worker", FakeWorker)
+    monkeypatch.setattr(FakeWorker, "made", [])
     monkeypatch.setenv("ALIGN_PROBE_DIR", str(tmp_path))
     cls = type("NPUModelRunner", (NPUModelRunner,), {})
     hooks.install(SimpleNamespace(NPUModelRunner=cls))
@@ -102,6 +164,70 @@ def test_dummy_runs_pass_their_arguments_and_are_no_steps(runner: Any, tmp_path:
     assert runner._dummy_run(16, with_prefill=True) == "dummy"
     assert runner.calls == ["dummy 16 True"]
     assert '"event": "dummy"' in (tmp_path / "steps-rank1.jsonl").read_text()
+
+
+# -------------------------------------------------------------------------------------------------------- worker
+
+
+def test_the_worker_is_told_when_the_model_and_the_cache_are_there(
+    runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state: Any = ModuleType("vllm.distributed.parallel_state")
+    state.get_tp_group = lambda: SimpleNamespace(rank_in_group=3)
+    for name in ("vllm", "vllm.distributed"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, state.__name__, state)
+    monkeypatch.setattr(observe, "worker_facts", lambda runner: [Observation("a", 1, "there")])
+    monkeypatch.setattr(observe, "start_facts", lambda runner, directory, rank: [Observation("b", rank, "there")])
+    assert runner.load_model(load_dummy_weights=True) == "loaded"
+    assert runner.initialize_kv_cache("config") == "cache config"
+    (worker,) = FakeWorker.made
+    assert worker.about == ("vllm", 1, 3)
+    assert worker.calls == ["before build", "loaded the model", "cached 64"]
+    assert {fact.name: fact.value for fact in read_live(tmp_path)[1]} == {"a": 1, "b": 1}
+
+
+def test_a_step_is_recorded_in_the_order_of_the_batch(runner: Any, tmp_path: Path) -> None:
+    """Which is not that of the schedule."""
+    capture = CaptureSpec(str(tmp_path))
+    write_spec(tmp_path, ProbeSpec(1, 2, {f"k:{name}": RequestSpec(name, 3, 2) for name in "ab"}, capture))
+    log = steplog.process_log(1)
+    assert log is not None
+    recorder: Any = FakeRecorder(runner)
+    log.recorder = recorder
+    runner.input_batch.req_ids = ["a"]
+    runner.execute_model(scheduled(new={"a": (0, 3)}))
+    runner.input_batch.req_ids = ["a", "b"]
+    runner.execute_model(scheduled(new={"b": (0, 3)}, cached={"a": (3, 1)}))
+    runner._dummy_run(8)
+    assert recorder.calls == [
+        "begin 1.0 prefill ['a'] False 0",
+        "order ['a']",
+        "end 1",
+        "begin 1.1 mixed ['b', 'a'] False 1",
+        "order ['a', 'b']",
+        "end 2",
+        "dummy",
+    ]
+
+
+def test_sampling_is_read_at_the_first_step_of_each_run(
+    runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+
+    def sampling_facts(metadata: Any) -> list[Observation]:
+        read.append(metadata)
+        return []
+
+    monkeypatch.setattr(observe, "sampling_facts", sampling_facts)
+    runner._model_forward(4)
+    for generation in (1, 2):
+        write_spec(tmp_path, ProbeSpec(generation, 2, {"k:a": RequestSpec("a", 3, 3)}))
+        runner.execute_model(scheduled(new={"a": (0, 3)}))
+        runner.execute_model(scheduled(cached={"a": (3, 1)}))
+        assert list(read_facts(tmp_path, "sampling")) == [1]
+    assert read == [runner.input_batch.sampling_metadata] * 2
 
 
 # ------------------------------------------------------------------------------------------------------- forcing
@@ -162,7 +288,8 @@ def test_requests_without_a_key_are_left_alone(processor: Any, tmp_path: Path) -
 # ------------------------------------------------------------------------------------------------------- adapter
 
 
-def test_layouts_that_are_not_launched(tmp_path: Path) -> None:
+def test_layouts_that_are_not_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALIGN_PROBE_DIR", str(tmp_path))
     for changes in ({"dp": 2}, {"ep": 2}):
         spec = EngineSpec("vllm", "reference", "/m", "bfloat16", str(tmp_path), **changes)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="use dp 1 and ep 1"):

@@ -12,6 +12,7 @@ import pytest
 from envs.home import REPOSITORY
 
 HEAVY = ("torch", "ray", "transformers", "numpy", "sqlalchemy", "tokenizers", "align.run.session")
+HELPS = [["--help"], *([command, "--help"] for command in ("run", "capture", "compare", "export", "taps"))]
 PROBE = """
 import sys
 from align.cli import main
@@ -30,14 +31,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
+@pytest.mark.parametrize("arguments", HELPS)
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     done = run("-c", PROBE % (HEAVY,), *arguments)
     assert done.returncode == 0
     assert done.stderr.strip() == "[]"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
+@pytest.mark.parametrize("arguments", HELPS[:2])
 def test_help_answers_at_once(arguments: list[str]) -> None:
     """The fastest of a few, by the processor's time: the machine may be busy with other things."""
     fastest = 9.9
@@ -56,6 +57,10 @@ def test_help_teaches() -> None:
     assert "align run --model qwen3" in text
     assert "0 aligned, 1" in " ".join(text.split())
     options = run("-m", "align", "run", "--help").stdout
+    for command in ("capture", "compare", "export", "taps"):
+        assert f"align {command} " in " ".join(run("-m", "align", command, "--help").stdout.split()), "an example"
+    for option in ("--set", "--patch", "--allow", "--policy", "--no-tensors", "--values-budget", "--capture"):
+        assert option in options
     for option in ("--model", "--prompts", "--case", "--device", "--dtype", "--tp", "--out", "--numerics", "--debug"):
         assert option in options
     assert "\x1b[" not in options

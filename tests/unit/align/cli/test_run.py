@@ -15,18 +15,18 @@ import pytest
 
 from adapters.base import Generation, TokenStep
 from align.cli import main
+from align.cli import options as options_module
 from align.cli import run as run_module
-from align.cli.run import overall_verdict
-from align.compare.noise import NoisePolicy
-from align.compare.tokens import Difference, TokenComparison, compare_tokens
 from align.errors import SideError
 from align.models import qwen3
-from align.run.session import Outcome, SideOutcome
+from align.run import certify
+from align.run.outcome import Outcome, SideOutcome
 from envs import profiles
 from envs.profiles import Interpreter
 from tests.unit.align.run import fakes
 
 IDS = (4, 5, 6)
+TOKENS = ("--no-tensors",)
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +41,16 @@ class FakeSession:
     """Both sides answer what ``free`` and ``forced`` say; nothing is started."""
 
     free: dict[str, Any]
+    again: dict[str, Any]
     forced: dict[str, Any]
     made: list[FakeSession]
     error: BaseException | None
 
-    def __init__(self, case: Any, info: Any, interpreters: Any, directory: Path, limits: Any, watcher: Any) -> None:
+    def __init__(
+        self, case: Any, info: Any, interpreters: Any, directory: Path, limits: Any, watcher: Any, extras: Any
+    ) -> None:
         self.case, self.interpreters, self.directory, self.limits = case, interpreters, directory, limits
+        self.extras, self.roles = extras, tuple(interpreters)
         self.outcome = Outcome({role: SideOutcome(interpreters[role].engine) for role in interpreters})
         self.stages: list[str] = []
         self.made.append(self)
@@ -68,6 +72,14 @@ class FakeSession:
         self.stages.append("generate")
         for role, side in self.outcome.sides.items():
             side.free = self._result(self.free[role])
+
+    def observe(self) -> None:
+        self.stages.append("observe")
+
+    def generate_again(self) -> None:
+        self.stages.append("again")
+        for role, side in self.outcome.sides.items():
+            side.again = self._result(self.again.get(role, self.free[role]))
 
     def replay(self) -> None:
         self.stages.append("replay")
@@ -104,11 +116,13 @@ def align(
             return profiles.resolve(device, engine, progress)
         return Interpreter(engine, device, Path("/env/bin/python"), (), {"OMP_NUM_THREADS": "1"}, True)
 
-    monkeypatch.setattr(run_module, "resolve", resolve)
+    monkeypatch.setattr(options_module, "resolve", resolve)
     monkeypatch.setattr(run_module, "Session", FakeSession)
+    monkeypatch.setattr(certify, "evaluate", lambda *_, **__: ())
     state: dict[str, Any] = {
         "free": dict.fromkeys(("candidate", "reference"), steps(*IDS)),
         "forced": dict.fromkeys(("candidate", "reference"), steps(*IDS)),
+        "again": {},
         "made": [],
         "error": None,
     }
@@ -158,6 +172,18 @@ REFUSALS: list[tuple[list[str], str, str]] = [
     (["--device", "camb"], "not supported yet", "simnpu"),
     (["--device", "ascend"], "LMDEPLOY_PYTHON is not set", "LMDEPLOY_PYTHON=/path"),
     (["--replay", "perhaps"], "--replay perhaps is not known", "auto, always, never"),
+    (["--replay", "never"], "tensors are recorded during the replay", "--no-tensors"),
+    (["--allow", "luck"], "no condition is called luck", "prefix_caching"),
+    (["--policy", "mine"], "--policy mine is not known", "derived, seed"),
+    (["--values-budget", "-1"], "--values-budget -1 is not a size", "megabytes"),
+    (["--set", "tp=2"], "--set tp=2 is not SIDE.NAME=VALUE", "candidate.sampling.top_k=5"),
+    (["--set", "middle.tp=2"], "is not SIDE.NAME=VALUE", "candidate, reference"),
+    (["--set", "candidate.tp"], "is not SIDE.NAME=VALUE", "candidate, reference"),
+    (["--set", "candidate.=2"], "names no option", "candidate.sampling.top_k=5"),
+    (["--set", "candidate.a=1", "--set", "candidate.a=2"], "gives a twice", "leave one"),
+    (["--patch", "fix.py"], "--patch fix.py is not SIDE=FILE", "candidate=fix.py"),
+    (["--patch", "candidate={tmp}/nowhere.py"], "nowhere.py does not exist", "apply(ctx)"),
+    (["--patch", "reference={tmp}/full"], "full is not a file", "apply(ctx)"),
     (["--numerics", "native"], "--numerics native is not SIDE=NAME", "candidate, reference"),
     (["--numerics", "candidate=fp64"], "is not SIDE=NAME", "native, fp32-internal"),
     (["--numerics", "candidate=native", "--device", "ascend"], "belongs to the simulated NPU", "leave --numerics out"),
@@ -222,7 +248,9 @@ def test_debug_shows_where_input_was_refused(align: Callable[..., Any], checkpoi
 
 def test_an_aligned_run(align: Callable[..., Any], checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    code, text, err = align("--model", str(checkpoint), "--out", str(out), "--max-new-tokens", "3", "--dtype", "fp16")
+    code, text, err = align(
+        *TOKENS, "--model", str(checkpoint), "--out", str(out), "--max-new-tokens", "3", "--dtype", "fp16"
+    )
     assert (code, err) == (0, "")
     assert "aligned: lmdeploy and vllm generate the same 12 greedy tokens for 4 requests" in text
     assert "\x1b[" not in text
@@ -231,23 +259,23 @@ def test_an_aligned_run(align: Callable[..., Any], checkpoint: Path, tmp_path: P
     assert record["verdict"] == "aligned"
     assert record["command"][:2] == ["align", "run"]
     (session,) = FakeSession.made
-    assert session.stages == ["launch", "generate", "closed"], "nothing differs, so nothing is replayed"
+    assert session.stages == ["launch", "generate", "observe", "again", "closed"], "nothing differs: no replay"
     assert session.case.dtype == "float16"
     assert session.directory == out
 
 
 def test_a_case_repeats_a_run(align: Callable[..., Any], checkpoint: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    assert align("--model", str(checkpoint), "--out", str(first), "--max-new-tokens", "3")[0] == 0
-    assert align("--case", str(first / "case.json"), "--out", str(second))[0] == 0
+    assert align(*TOKENS, "--model", str(checkpoint), "--out", str(first), "--max-new-tokens", "3")[0] == 0
+    assert align(*TOKENS, "--case", str(first / "case.json"), "--out", str(second))[0] == 0
     for name in ("case.json", "tokens.json"):
         assert (first / name).read_text() == (second / name).read_text()
     assert FakeSession.made[0].case == FakeSession.made[1].case
 
 
 def test_a_run_without_a_name_gets_one(align: Callable[..., Any], checkpoint: Path, tmp_path: Path) -> None:
-    assert align("--model", str(checkpoint))[0] == 0
-    assert align("--model", str(checkpoint))[0] == 0
+    assert align(*TOKENS, "--model", str(checkpoint))[0] == 0
+    assert align(*TOKENS, "--model", str(checkpoint))[0] == 0
     assert len({session.directory for session in FakeSession.made}) == 2
     assert all(session.directory.parent == tmp_path / "home" / "runs" for session in FakeSession.made)
 
@@ -255,46 +283,59 @@ def test_a_run_without_a_name_gets_one(align: Callable[..., Any], checkpoint: Pa
 def test_a_divergence_is_replayed_and_exits_with_one(align: Callable[..., Any], checkpoint: Path) -> None:
     FakeSession.free = {"candidate": steps(4, 50, 6), "reference": steps(*IDS)}
     FakeSession.forced = {"candidate": steps(4, 50, 6, chosen=IDS), "reference": steps(*IDS)}
-    code, text, _ = align("--model", str(checkpoint))
+    code, text, _ = align(*TOKENS, "--model", str(checkpoint))
     assert code == 1
     assert "diverged: lmdeploy and vllm first differ at token 1, in decode" in text
-    assert FakeSession.made[0].stages == ["launch", "generate", "replay", "closed"]
+    assert FakeSession.made[0].stages == ["launch", "generate", "observe", "again", "replay", "closed"]
 
 
 @pytest.mark.parametrize(("mode", "replays"), [("auto", False), ("always", True), ("never", False)])
 def test_replay_modes(align: Callable[..., Any], checkpoint: Path, mode: str, replays: bool) -> None:
-    assert align("--model", str(checkpoint), "--replay", mode)[0] == 0
+    assert align(*TOKENS, "--model", str(checkpoint), "--replay", mode)[0] == 0
     assert ("replay" in FakeSession.made[0].stages) is replays
 
 
 def test_never_means_never(align: Callable[..., Any], checkpoint: Path) -> None:
     FakeSession.free = {"candidate": steps(4, 50, 6), "reference": steps(*IDS)}
-    assert align("--model", str(checkpoint), "--replay", "never")[0] == 1
+    assert align(*TOKENS, "--model", str(checkpoint), "--replay", "never")[0] == 1
     assert "replay" not in FakeSession.made[0].stages
 
 
 def test_quiet_is_one_line(align: Callable[..., Any], checkpoint: Path) -> None:
-    code, text, err = align("--model", str(checkpoint), "--quiet")
+    code, text, err = align(*TOKENS, "--model", str(checkpoint), "--quiet")
     assert (code, err) == (0, "")
     assert text == "aligned (simulated): lmdeploy and vllm generate the same 12 greedy tokens for 4 requests\n"
 
 
 def test_numerics_and_limits_reach_the_sides(align: Callable[..., Any], checkpoint: Path) -> None:
-    align("--model", str(checkpoint), "--numerics", "candidate=native", "--launch-timeout", "7", "--step-timeout", "8")
+    align(
+        *TOKENS,
+        "--model",
+        str(checkpoint),
+        "--numerics",
+        "candidate=native",
+        "--launch-timeout",
+        "7",
+        "--step-timeout",
+        "8",
+    )
     (session,) = FakeSession.made
     assert session.interpreters["candidate"].env == {"OMP_NUM_THREADS": "1", "ALIGN_SIMNPU_NUMERICS": "native"}
     assert "ALIGN_SIMNPU_NUMERICS" not in session.interpreters["reference"].env
     assert (session.limits.launch, session.limits.step) == (7.0, 8.0)
 
 
-def test_a_failed_side_keeps_the_case(align: Callable[..., Any], checkpoint: Path, tmp_path: Path) -> None:
+def test_a_failed_side_keeps_what_is_known(align: Callable[..., Any], checkpoint: Path, tmp_path: Path) -> None:
     FakeSession.error = SideError("candidate", "the candidate died", "read its log", ("last words",))
     out = tmp_path / "out"
-    code, _, err = align("--model", str(checkpoint), "--out", str(out))
+    code, _, err = align(*TOKENS, "--model", str(checkpoint), "--out", str(out))
     assert code == 2
     assert "last words" in err
     assert FakeSession.made[0].stages == ["launch", "closed"]
-    assert [path.name for path in out.iterdir()] == ["case.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["case.json", "run.json"]
+    record = json.loads((out / "run.json").read_text())
+    assert (record["verdict"], record["reason"]) == ("not comparable", "the candidate died")
+    assert record["sides"]["reference"]["launched"] is not None, "what is known is kept"
 
 
 def test_a_disk_that_fills_up(
@@ -310,49 +351,37 @@ def test_a_disk_that_fills_up(
 
     monkeypatch.setattr(Path, "write_text", full)
     out = tmp_path / "out"
-    code, _, err = align("--model", str(checkpoint), "--out", str(out))
+    code, _, err = align(*TOKENS, "--model", str(checkpoint), "--out", str(out))
     assert code == 2
     assert "no space is left" in err
     assert "Traceback" not in err
     assert [path.name for path in out.iterdir()] == ["case.json"]
 
 
-# --------------------------------------------------------------------------------------------------------- verdict
+def test_a_side_that_does_not_repeat_itself_is_not_comparable(
+    align: Callable[..., Any], checkpoint: Path, tmp_path: Path
+) -> None:
+    FakeSession.again = {"reference": steps(4, 5, 7)}
+    out = tmp_path / "out"
+    code, _, err = align(*TOKENS, "--model", str(checkpoint), "--out", str(out))
+    assert code == 2
+    assert "the reference does not repeat itself: request r0, token 2 was 6, then 7" in err
+    assert "top_k 1" in err
+    record = json.loads((out / "run.json").read_text())
+    assert record["stability"][1]["unstable"]["request"] == "r0"
 
 
-def compared(*differences: tuple[str, int, bool]) -> TokenComparison:
-    """A comparison with these ``(request, index, near-tie)`` differences."""
-    same = [fakes.generation("r0", 1)]
-    base = compare_tokens(same, same, mode="free", policy=NoisePolicy(0.1, 1.0))
-    found = tuple(
-        Difference(
-            request=name, index=index, position=None, kind="token", candidate_id=1, reference_id=2, candidate_top=(),
-            reference_top=(), candidate_margin=None, reference_margin=None, candidate_margin_at_least=None,
-            reference_margin_at_least=None, noise=0.0, tolerance=0.1, near_tie=tie, why="",
-        )
-        for name, index, tie in differences
+def test_options_of_one_side_reach_that_side(align: Callable[..., Any], checkpoint: Path, tmp_path: Path) -> None:
+    patch = tmp_path / "fix.py"
+    patch.write_text("def apply(ctx): ...\n")
+    align(
+        *TOKENS, "--model", str(checkpoint), "--set", "candidate.block=64", "--set", "candidate.name=a b",
+        "--set", "reference.env.FLAG=1", "--set", "reference.env.OMP_NUM_THREADS=null",
+        "--patch", f"reference={patch}",
     )  # fmt: skip
-    request = replace(base.requests[0], differences=found)
-    verdict: Any = "aligned" if all(tie for _, _, tie in differences) else "diverged"
-    return replace(base, verdict=verdict, requests=(request,))
-
-
-@pytest.mark.parametrize(
-    ("free", "replay", "verdict"),
-    [
-        ([], None, "aligned"),
-        ([("a", 1, True)], None, "aligned"),
-        ([("a", 1, False)], None, "diverged"),
-        ([("a", 1, False)], [("a", 1, True)], "aligned"),
-        ([("a", 1, True)], [], "aligned"),
-        ([("a", 1, True)], [("a", 1, False)], "diverged"),
-        ([], [("a", 5, False)], "diverged"),
-        ([("a", 1, False)], [], "diverged"),
-        ([("a", 1, False)], [("a", 2, True)], "diverged"),
-        ([("a", 1, False)], [("b", 1, True)], "diverged"),
-        ([("a", 1, False), ("b", 2, True)], [("a", 1, True), ("b", 2, True), ("b", 3, True)], "aligned"),
-    ],
-)
-def test_both_runs_decide_together(free: Any, replay: Any, verdict: str) -> None:
-    comparisons = {"free": compared(*free)} | ({} if replay is None else {"replay": compared(*replay)})
-    assert overall_verdict(comparisons) == verdict
+    (session,) = FakeSession.made
+    assert session.extras["candidate"].options == {"block": 64, "name": "a b"}
+    assert session.extras["candidate"].patches == ()
+    assert session.extras["reference"].patches == (str(patch),)
+    assert session.interpreters["reference"].env == {"FLAG": "1"}, "set, or removed, before the interpreter starts"
+    assert session.interpreters["candidate"].env == {"OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""What the summary says: verdicts, differences, conditions, and texts that look like markup."""
+"""What the summary says: verdicts, findings, differences, conditions, and texts that look like markup."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 from tokenizers import Tokenizer, models
 
 from adapters.base import Generation, Observation, TokenStep
-from align.case.prompts import EncodedPrompt
 from align.case.schema import CaseRequest
-from align.case.tokenizer import SpecialToken
 from align.compare.noise import NoisePolicy
 from align.compare.tokens import TokenComparison, compare_tokens
+from align.conditions import Condition
+from align.findings import Finding
 from align.report import terminal
-from align.run.session import Outcome, SideOutcome
+from align.run.outcome import Outcome, SideOutcome
+from align.run.report import Report
+from align.run.stability import Stability
 from tests.unit.align.run import fakes
 
 POLICY = NoisePolicy(floor=0.05, cap=0.5)
@@ -68,17 +68,28 @@ def outcome(candidate: list[Generation], reference: list[Generation]) -> Outcome
     return Outcome(sides)
 
 
+def report(
+    candidate: list[Generation], reference: list[Generation], findings: tuple[Finding, ...] = (), **more: Any
+) -> Report:
+    comparisons = {"free": compare(candidate, reference), **more}
+    verdict: Any = "diverged" if findings else comparisons.get("replay", comparisons["free"]).verdict
+    return Report(verdict=verdict, comparisons=comparisons, findings=findings)
+
+
+def shown(
+    found: Report, candidate: list[Generation], reference: list[Generation], coloured: bool = False, **more: Any
+) -> str:
+    console, out = screen(coloured)
+    case = fakes.case(*(CaseRequest(name=g.request, token_ids=(1,)) for g in candidate))
+    info, sides = more.pop("info", fakes.info()), more.pop("outcome", outcome(candidate, reference))
+    terminal.show_summary(console, case, info, sides, found, Path("/runs/[1]"), **more)
+    return out.getvalue()
+
+
 def summary(
     candidate: list[Generation], reference: list[Generation], coloured: bool = False, **more: TokenComparison
 ) -> str:
-    console, out = screen(coloured)
-    comparisons = {"free": compare(candidate, reference), **more}
-    verdict = comparisons.get("replay", comparisons["free"]).verdict
-    case = fakes.case(*(CaseRequest(name=g.request, token_ids=(1,)) for g in candidate))
-    terminal.show_summary(
-        console, case, fakes.info(), outcome(candidate, reference), comparisons, verdict, Path("/runs/[1]")
-    )
-    return out.getvalue()
+    return shown(report(candidate, reference, (), **more), candidate, reference, coloured)
 
 
 # ---------------------------------------------------------------------------------------------------------- summary
@@ -163,13 +174,10 @@ def test_settings_are_shown_as_read_back() -> None:
 def test_simulated_numbers_say_so() -> None:
     candidate, reference = [run("a", (1,))], [run("a", (1,))]
     assert "numbers are simulated" in summary(candidate, reference)
-    console, out = screen()
     real = outcome(candidate, reference)
     for side in real.sides.values():
         side.launched = replace(fakes.launched(), simulated=False)
-    comparisons = {"free": compare(candidate, reference)}
-    terminal.show_summary(console, fakes.case(), fakes.info(), real, comparisons, "aligned", Path("/r"))
-    assert "simulated" not in out.getvalue()
+    assert "simulated" not in shown(report(candidate, reference), candidate, reference, outcome=real)
 
 
 def test_colour_on_a_terminal_only() -> None:
@@ -186,14 +194,10 @@ def test_colour_on_a_terminal_only() -> None:
 def test_what_a_model_says_is_no_markup(tmp_path: Path, coloured: bool) -> None:
     tokenizer = Tokenizer(models.WordLevel({NASTY: 1, "plain": 2}, unk_token="plain"))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    console, out = screen(coloured)
     candidate, reference = [run("a", (1,))], [run("a", (2,))]
-    comparisons = {"free": compare(candidate, reference)}
-    terminal.show_summary(
-        console, fakes.case(), fakes.info(tmp_path), outcome(candidate, reference), comparisons, "diverged", Path("/r")
-    )
-    assert f"a candidate says {NASTY!r}" in out.getvalue()
-    assert "a reference says 'plain'" in out.getvalue()
+    text = shown(report(candidate, reference), candidate, reference, coloured, info=fakes.info(tmp_path))
+    assert f"a candidate says {NASTY!r}" in text
+    assert "a reference says 'plain'" in text
 
 
 def test_random_weights_say_nothing(tmp_path: Path) -> None:
@@ -203,42 +207,68 @@ def test_random_weights_say_nothing(tmp_path: Path) -> None:
     assert terminal.decoder(fakes.info(tmp_path / "none")) is None
 
 
-def prompt(**changes: Any) -> EncodedPrompt:
-    base = EncodedPrompt(
-        "r0", (1, 2, 3), "text", NASTY, (SpecialToken(0, 1, "[BOS]", "template"),), ("double BOS [1] [1]",)
-    )
-    return replace(base, **changes)
+# --------------------------------------------------------------------------------------- conditions and findings
+
+FINDING = Finding(
+    "B", "operator", side="candidate", checkpoint="layers.2.mlp_norm", layer=2, phase="decode",
+    evidence={"what": "rms_norm: [/] its result is 1.01 times too large"}, next="read how the candidate calls rms_norm",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("coloured", [False, True])
-def test_prompts_are_shown_as_they_are(coloured: bool) -> None:
-    console, out = screen(coloured)
-    terminal.show_prompts(console, [prompt(), prompt(name="r1", source="case", special=(), warnings=())], verbose=False)
-    text = out.getvalue()
-    assert f"r0 as the model reads it: {NASTY!r}" in text
-    assert "[BOS]=1" in text
-    assert "r0: double BOS [1] [1]" in text
-    assert "r1 as the model reads it" not in text, "a case's text is for verbose readers"
+def test_the_headline_is_a_finding() -> None:
+    same = [run("a", (1,))]
+    text = shown(report(same, same, (FINDING,)), same, same)
+    assert "diverged: Path B (operator precision): operator of the candidate at layers.2.mlp_norm in decode" in text
+    assert text.count("1.01 times too large") == 1
+    assert "next: read how the candidate calls rms_norm" in text
 
 
-def test_long_prompts_are_cut_unless_verbose() -> None:
-    long = prompt(rendered="word " * 60, token_ids=tuple(range(100, 140)))
-    for verbose in (False, True):
-        console, out = screen()
-        terminal.show_prompts(console, [long], verbose)
-        joined = " ".join(out.getvalue().split())
-        assert ("…" in joined) is not verbose
-        assert all(str(token) in joined for token in range(100, 140)) is verbose
-        assert "40" in joined
+def test_further_findings_follow() -> None:
+    same = [run("a", (1,))]
+    more = replace(FINDING, checkpoint="layers.3.mlp_norm")
+    text = shown(report(same, same, (FINDING, *[more] * 7)), same, same)
+    assert "(and 7 more findings)" in text
+    assert text.count("layers.3.mlp_norm") == 5
+    assert "… and 2 more findings in run.json" in text
 
 
-@given(st.lists(st.integers(0, 10**6), max_size=40), st.integers(2, 20))
-def test_ids_keep_both_ends(ids: list[int], limit: int) -> None:
-    words = terminal.ids_text(ids, limit).split()
-    if len(ids) <= limit:
-        assert words == [str(token) for token in ids]
-    else:
-        at = words.index("…")
-        assert len(words) == limit + 1
-        assert words[:at] == [str(token) for token in ids[:at]]
-        assert words[at + 1 :] == [str(token) for token in ids[at - limit :]][: limit - at]
+def test_tokens_that_no_tensor_explains_are_told_as_tokens() -> None:
+    lost = Finding("UNLOCATED", "tokens", next="repeat the case with one request at a time")
+    candidate, reference = [run("a", (1, 50))], [run("a", (1, 3))]
+    text = shown(report(candidate, reference, (lost,)), candidate, reference)
+    assert "diverged: lmdeploy and vllm first differ at token 1, in decode, of request a" in text
+    assert "UNLOCATED" in text
+    assert "next: repeat the case with one request" in text
+
+
+def condition(name: str, verdict: Any, allowed: bool = False) -> Condition:
+    observed = {"candidate": "[b]on[/b]", "reference": None}
+    return Condition(name, "off", "the case", observed, {}, verdict, f"why of {name}", "mend", "seed", allowed=allowed)
+
+
+def test_conditions_that_are_ok_are_counted() -> None:
+    same = [run("a", (1,))]
+    found = report(same, same)
+    found.conditions = (condition("eager", "ok"), condition("warmup", "unknown", allowed=True))
+    text = shown(found, same, same)
+    assert "conditions: 1 of 2 read back and ok" in text
+    assert "eager" not in text
+    (row,) = [line for line in text.splitlines() if line.startswith("warmup")]
+    assert row.split("  ")[-1].strip() == "why of warmup"
+    assert "[b]on[/b]" in row
+    assert "not observable" in row
+    assert "unknown, allowed" in row
+    assert "rests on conditions that do not hold and were allowed: warmup" in text
+    assert "read back from the engines" not in text
+    assert "why of eager" in shown(found, same, same, verbose=True)
+
+
+def test_stability_and_bytes_are_stated() -> None:
+    same = [run("a", (1,))]
+    found = report(same, same)
+    found.stability = (Stability("candidate", 1, None, 0.0), Stability("reference", 1, None, None))
+    found.bytes = {"candidate": 20_300_000, "reference": 999}
+    text = shown(found, same, same)
+    assert "the candidate repeats its tokens; run-to-run noise of its logprobs: 0\n" in text
+    assert "the reference repeats its tokens; run-to-run noise of its logprobs: not measured" in text
+    assert "traces written: candidate 20.3 MB, reference 999 B" in text

@@ -13,6 +13,7 @@ from adapters.base import Generation, RunResult, TokenStep
 from adapters.host import Launched
 from align.case.schema import Case, CaseRequest
 from align.models.info import ModelInfo
+from align.run.cluster import ActorHost
 
 
 class RayError(Exception):
@@ -32,7 +33,7 @@ class RayTaskError(RayError):
 
 
 def fake_ray() -> ModuleType:
-    """As much of Ray as :mod:`align.run.side` uses; references are futures."""
+    """As much of Ray as :class:`align.run.cluster.ActorHost` uses; references are futures."""
     module = ModuleType("ray")
 
     def wait(references: list[Future[Any]], timeout: float) -> tuple[list[Any], list[Any]]:
@@ -73,16 +74,24 @@ class FakeActor:
 
 
 class FakeCluster:
-    """Hands out one actor and remembers how it was started."""
+    """Hands out one actor's host and remembers how it was started."""
+
+    waits_for = "Ray"
 
     def __init__(self, actor: FakeActor, run_id: str = "no such run") -> None:
         self.run_id = run_id
         self.started: list[tuple[Any, ...]] = []
         self._actor = actor
 
-    def actor(self, *arguments: Any) -> FakeActor:
+    def __enter__(self) -> FakeCluster:
+        return self
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def start(self, *arguments: Any) -> ActorHost:
         self.started.append(arguments)
-        return self._actor
+        return ActorHost(self._actor)
 
 
 def launched(pid: int = 1, workers: tuple[int, ...] = ()) -> Launched:

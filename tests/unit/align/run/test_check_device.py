@@ -8,7 +8,7 @@ import pytest
 
 from align.case.schema import Batch, Numerics
 from align.errors import UserError
-from align.run.session import check_device, check_launchable
+from align.run.plan import check_device, check_launchable
 from tests.unit.align.run import fakes
 
 

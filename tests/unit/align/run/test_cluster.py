@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from adapters.host import EngineHost
 from align.errors import UserError
-from align.run import cluster as cluster_module
-from align.run import guardian
+from align.run import guard, guardian
 from align.run.cluster import Cluster
 
 
@@ -47,13 +47,21 @@ def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeRay]:
     monkeypatch.setitem(sys.modules, "ray", fake)
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", guardian.MARK):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(cluster_module, "_adopt_orphans", lambda: None)
-    monkeypatch.setattr(cluster_module, "_reap", lambda: None)
+    monkeypatch.setattr(guard, "_adopt_orphans", lambda: None)
+    monkeypatch.setattr(guard, "_reap", lambda: None)
     before, environ = signal.getsignal(signal.SIGTERM), dict(os.environ)
     yield fake
     os.environ.clear()
     os.environ.update(environ)
     assert signal.getsignal(signal.SIGTERM) is before, "Ray's handler stayed"
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary directories are made."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
 
 
 def test_a_local_cluster_lives_as_long_as_the_run(ray: FakeRay) -> None:
@@ -65,8 +73,8 @@ def test_a_local_cluster_lives_as_long_as_the_run(ray: FakeRay) -> None:
         assert ray.given["include_dashboard"] is False
         assert ray.marks == [cluster.run_id], "what Ray starts carries the mark"
         assert guardian.MARK not in os.environ, "what the driver itself starts does not"
-        watcher = cluster._guardian
-        assert watcher is not None
+        assert cluster._guard is not None
+        watcher = cluster._guard.process
         assert watcher.poll() is None
     assert ray.shut_down == 1
     assert watcher.poll() == 0
@@ -87,7 +95,7 @@ def test_a_given_cluster_is_joined(ray: FakeRay, monkeypatch: pytest.MonkeyPatch
             assert "num_cpus" not in ray.given
 
 
-def test_an_address_where_nothing_listens(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_where_nothing_listens(ray: FakeRay, monkeypatch: pytest.MonkeyPatch, temporary: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
@@ -95,22 +103,22 @@ def test_an_address_where_nothing_listens(ray: FakeRay, monkeypatch: pytest.Monk
     with pytest.raises(UserError, match=f"RAY_ADDRESS=127.0.0.1:{port} could not be reached") as caught, cluster:
         raise AssertionError("entered")
     assert "unset RAY_ADDRESS" in caught.value.hint
-    assert cluster._guardian is None
-    assert not Path(cluster._temp_dir).exists()
+    assert cluster._guard is None
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     "error", [RuntimeError("cannot start\nmore"), ConnectionError(""), OSError(28, "No space left")]
 )
-def test_a_cluster_that_does_not_start(ray: FakeRay, error: Exception) -> None:
+def test_a_cluster_that_does_not_start(ray: FakeRay, error: Exception, temporary: Path) -> None:
     ray.error = error
     cluster = Cluster()
     with pytest.raises(UserError, match="a local Ray cluster could not be reached") as caught, cluster:
         raise AssertionError("entered")
     assert "\n" not in caught.value.message
     assert "TMPDIR" in caught.value.hint
-    assert cluster._guardian is None
-    assert not Path(cluster._temp_dir).exists()
+    assert cluster._guard is None
+    assert list(temporary.iterdir()) == []
 
 
 def test_no_room_for_a_temporary_directory(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +150,13 @@ def test_actors_get_their_interpreter_and_the_mark(ray: FakeRay, monkeypatch: py
             return SimpleNamespace(remote=lambda *args: ("actor", args))
 
     context = SimpleNamespace(get_node_id=lambda: "this node")
-    vars(ray).update(remote=lambda cls: Remote(), get_runtime_context=lambda: context)
+    made: list[type] = []
+
+    def remote(cls: type) -> Remote:
+        made.append(cls)
+        return Remote()
+
+    vars(ray).update(remote=remote, get_runtime_context=lambda: context)
     strategies: Any = ModuleType("ray.util.scheduling_strategies")
     strategies.NodeAffinitySchedulingStrategy = lambda node, soft: (node, soft)
     for name, module in (("ray.util", ModuleType("ray.util")), (strategies.__name__, strategies)):
@@ -153,3 +167,6 @@ def test_actors_get_their_interpreter_and_the_mark(ray: FakeRay, monkeypatch: py
     assert options["runtime_env"] == {"py_executable": "/env/bin/python", "env_vars": env}
     assert options["scheduling_strategy"] == ("this node", False), "it shares this machine's files"
     assert options["max_restarts"] == 0
+    host: Any = cluster.start(Path("/env/bin/python"), {}, "vllm", Path("/run/reference"))
+    assert made == [dict, EngineHost]
+    assert host._actor == ("actor", ("vllm", "/run/reference"))

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from adapters.base import Observation, RowSpan, RunResult, StepRecord
+from adapters.base import EngineSpec, Observation, RowSpan, RunResult, StepRecord
+from adapters.probe.spec import CaptureSpec
 from align.compare.noise import NoisePolicy
 from align.compare.tokens import compare_tokens
+from align.findings import Finding
+from align.run.outcome import Outcome, SideOutcome
 from align.run.record import run_record, tokens_record
-from align.run.session import Outcome, SideOutcome
+from align.run.report import Report
+from align.run.stability import Stability
 from tests.unit.align.run import fakes
 
 
@@ -17,7 +21,13 @@ def outcome(seconds: float = 1.0, replay: bool = True) -> Outcome:
     steps = (StepRecord(0, "prefill", (RowSpan("r0", 0, 3),), {"r0": 4}),)
     run = RunResult((fakes.generation("r0", 4, 5),), steps, seconds)
     side = SideOutcome(
-        "lmdeploy", fakes.launched(7, (8,)), [Observation("tp", 1, "config")], run, run if replay else None
+        engine="lmdeploy",
+        spec=EngineSpec("lmdeploy", "candidate", "/m", "bfloat16", "/w", options={"sampling.top_k": 5}),
+        launched=fakes.launched(7, (8,)),
+        observations=[Observation("tp", 1, "config")],
+        free=run,
+        replay=run if replay else None,
+        captures=[CaptureSpec("/t")],
     )
     return Outcome({"candidate": side, "reference": SideOutcome("vllm")})
 
@@ -28,9 +38,11 @@ def record(seconds: float = 1.0) -> dict[str, Any]:
     comparison = compare_tokens(
         free.generations, free.generations, mode="free", policy=NoisePolicy.for_dtype("bfloat16")
     )
-    return run_record(
-        fakes.case(), fakes.info(), outcome(seconds), {"free": comparison}, "aligned", ["align", "run", "--model", "x"]
-    )
+    report = Report(verdict="aligned", comparisons={"free": comparison})
+    report.findings = (Finding("B", "weights", checkpoint="layers.0.mlp.up"),)
+    report.stability = (Stability("candidate", 2, None, 0.0),)
+    report.seconds = {"launch": seconds}
+    return run_record(fakes.case(), fakes.info(), outcome(seconds), report, ["align", "run", "--model", "x"])
 
 
 def test_a_run_is_plain_json() -> None:
@@ -43,16 +55,24 @@ def test_a_run_is_plain_json() -> None:
     assert written["sides"]["candidate"]["launched"]["simulated"] is True
     assert written["sides"]["candidate"]["observed"][0]["value"] == 1
     assert written["comparisons"]["free"]["verdict"] == "aligned"
+    assert written["sides"]["candidate"]["spec"]["options"] == {"sampling.top_k": 5}
+    assert written["sides"]["candidate"]["captures"][0]["directory"] == "/t"
+    assert written["findings"][0]["summary"].startswith("Path B")
+    assert written["stability"][0]["stable"] is True
+    assert (written["conditions"], written["tensors"], written["reason"]) == ([], None, "")
 
 
 def test_a_side_that_did_not_get_far() -> None:
-    assert record()["sides"]["reference"] == {"engine": "vllm", "launched": None, "observed": [], "seconds": {}}
+    assert record()["sides"]["reference"] == {
+        "engine": "vllm", "spec": None, "launched": None, "observed": [], "captures": [], "seconds": {},
+    }  # fmt: skip
 
 
 def test_only_times_change() -> None:
     first, second = record(1.0), record(9.0)
     for written in (first, second):
         assert set(written["sides"]["candidate"].pop("seconds")) == {"free", "replay"}
+        assert set(written.pop("seconds")) == {"launch"}
     assert first == second
 
 

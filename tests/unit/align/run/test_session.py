@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.base import SIDES, Observation, Request
+from adapters.probe.spec import CaptureSpec
 from align.case.schema import Batch, CaseLayout, CaseRequest, Decoding
 from align.errors import SideError, UserError
 from align.run import session as session_module
-from align.run.session import Session, check_launchable, engine_spec, forced_along
+from align.run.plan import SideExtras, check_launchable, engine_spec, forced_along
+from align.run.session import Session
 from align.run.side import Aborted, Limits
 from envs.profiles import Interpreter
 from tests.unit.align.run import fakes
@@ -68,11 +70,23 @@ def test_forced_along_forces_what_was_generated() -> None:
         Request("a", (1, 2), 5, arrival=3, dp_rank=1, stop_ids=(2,)),
         Request("b", (3,), 4),
     )
-    forced = forced_along(requests, fakes.result(b=(7, 8, 9, 10), a=(5, 2)))
+    forced = forced_along(requests, fakes.result(b=(7, 8, 9, 10), a=(5, 2)).generations)
     assert forced == (
         Request("a", (1, 2), 2, arrival=3, dp_rank=1, forced=(5, 2), stop_ids=()),
         Request("b", (3,), 4, forced=(7, 8, 9, 10)),
     ), "as long as the reference ran, and no end id ends it earlier"
+
+
+def test_engine_spec_carries_what_one_side_alone_is_asked_for() -> None:
+    extras = SideExtras({"sampling.top_k": 5}, ("/fix.py",))
+    given: dict[str, Any] = {"engine": "vllm", "role": "reference", "device": "simnpu", "work_dir": Path("/w")}
+    spec = engine_spec(fakes.case(), fakes.info(), **given, extras=extras)
+    assert (spec.options, spec.patches) == ({"sampling.top_k": 5}, ("/fix.py",))
+
+
+def test_tokens_to_follow_must_be_there() -> None:
+    with pytest.raises(ValueError, match="no tokens to follow for request b"):
+        forced_along((Request("a", (1,), 1), Request("b", (1,), 1)), fakes.result(a=(5,), b=()).generations)
 
 
 def test_layouts_that_are_not_launched_are_refused_early() -> None:
@@ -122,14 +136,15 @@ class ScriptedSide:
     def generate(self, requests: Any, top_k: int) -> Any:
         return self._do("generate", requests, top_k)
 
-    def replay(self, requests: Any, top_k: int) -> Any:
-        return self._do("replay", requests, top_k)
+    def replay(self, requests: Any, top_k: int, capture: Any = None) -> Any:
+        return self._do("replay", requests, top_k, capture)
 
     def close(self) -> None:
         self._do("close")
 
 
 class ScriptedCluster:
+    waits_for = "Ray"
     log: list[str]
 
     def __enter__(self) -> ScriptedCluster:
@@ -179,24 +194,36 @@ def run_all(session: Session) -> None:
 def test_stages_fill_the_outcome(tmp_path: Path, log: list[str]) -> None:
     asked: dict[str, Any] = {}
 
-    def replay(side: ScriptedSide, requests: Any, top_k: int) -> Any:
+    def replay(side: ScriptedSide, requests: Any, top_k: int, capture: Any) -> Any:
         asked[side.role] = requests, top_k
+        side._on_progress("replay", capture)
         return fakes.result(r0=(4, 5))
 
     for role, ids in (("candidate", (4, 9)), ("reference", (4, 5))):
         ScriptedSide.script[role] = {"generate": fakes.result(r0=ids), "replay": replay}
+    captures = {"candidate": CaptureSpec("/trace")}
     watcher = Watcher()
     with make(tmp_path, watcher) as session:
         session.launch()
         session.generate()
-        session.replay()
+        session.generate_again()
+        session.say("compare", "tensors")
+        session.replay(captures=captures)
     sides = session.outcome.sides
     assert {role: side.engine for role, side in sides.items()} == {"candidate": "lmdeploy", "reference": "vllm"}
     for role in SIDES:
         assert sides[role].launched == fakes.launched()
         assert sides[role].observations == [Observation("tp", 1, role)]
         assert sides[role].replay == fakes.result(r0=(4, 5))
+        assert sides[role].again == sides[role].free != fakes.result(r0=(4, 5)) or role == "reference"
+        assert sides[role].spec is not None
+        assert sides[role].captures == ([captures[role]] if role in captures else [])
+        recorded: list[Any] = [seen for seen in watcher.seen if seen[0] == role]
         assert (role, "wait", "for Ray") in watcher.seen
+        assert (role, "compare", "tensors") in watcher.seen
+        assert ("record", captures.get(role)) in [seen[1:] for seen in recorded], (
+            "a replay that is recorded is called so"
+        )
         assert asked[role] == ((Request("r0", (1, 2, 3), 2, forced=(4, 5)),), 3), "along the reference, on both sides"
     assert log[0] == "cluster enter"
     assert log[-3:] == ["candidate close", "reference close", "cluster close"]
@@ -264,3 +291,55 @@ def test_the_sides_are_reachable_by_role(tmp_path: Path, log: list[str]) -> None
     with make(tmp_path) as session:
         side: Any = session.side("reference")
         assert (side.role, side.directory) == ("reference", tmp_path / "reference")
+
+
+def test_one_side_alone(tmp_path: Path, log: list[str]) -> None:
+    asked: list[Any] = []
+
+    def replay(side: ScriptedSide, requests: Any, top_k: int, capture: Any) -> Any:
+        asked.append((requests, capture))
+        return fakes.result(r0=(8, 9))
+
+    ScriptedSide.script["reference"] = {"generate": fakes.result(r0=(4, 5)), "replay": replay}
+    interpreter = Interpreter("vllm", "simnpu", Path("/python"), (), {}, True)
+    hosts: Any = ScriptedCluster()
+    extras = {"reference": SideExtras({"seed": 3})}
+    session = Session(
+        fakes.case(decoding=Decoding(max_new_tokens=2)), fakes.info(), {"reference": interpreter}, tmp_path, Limits(),
+        Watcher(), extras, hosts, {"reference": tmp_path / "engine"},
+    )  # fmt: skip
+    with session:
+        session.launch()
+        session.generate()
+        session.replay(fakes.result(r0=(8, 9)).generations, {"reference": CaptureSpec("/trace")})
+    ((requests, capture),) = asked
+    assert requests == (Request("r0", (1, 2, 3), 2, forced=(8, 9)),), "along the tokens of another trace"
+    assert capture == CaptureSpec("/trace")
+    assert session.roles == ("reference",)
+    side: Any = session.side("reference")
+    assert side.directory == tmp_path / "engine"
+    spec = session.outcome.sides["reference"].spec
+    assert spec is not None
+    assert spec.options == {"seed": 3}
+    assert log[-2:] == ["reference close", "cluster close"]
+
+
+def test_a_side_may_be_asked_again_after_a_failure(tmp_path: Path, log: list[str]) -> None:
+    ScriptedSide.script["candidate"]["generate"] = SideError("candidate", "it failed", "read its log")
+    session = make(tmp_path)
+
+    def run() -> None:
+        with session:
+            session.launch()
+            try:
+                session.generate()
+            except SideError:
+                side: Any = session.side("candidate")
+                assert side.abort.is_set()
+                session.observe_again("candidate")
+                assert not side.abort.is_set(), "waiting would end at once"
+                raise
+
+    with pytest.raises(SideError):
+        run()
+    assert log.count("candidate observe") == 2

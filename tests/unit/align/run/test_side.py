@@ -18,7 +18,8 @@ import pytest
 
 from adapters import probe
 from adapters.base import EngineSpec, Observation, Request
-from adapters.host import EngineHost, Failure
+from adapters.host import Failure
+from adapters.probe.spec import CaptureSpec
 from align.errors import SideError, UserError
 from align.run import guardian
 from align.run import side as side_module
@@ -70,8 +71,8 @@ def start(make: Callable[..., Any], script: dict[str, Any], **arguments: Any) ->
 def test_launch_starts_the_host_in_the_engines_interpreter(make: Callable[..., Any]) -> None:
     side, actor, _ = make({"launch": fakes.launched(7, (8,))})
     assert side.launch(SPEC) == side.launched == fakes.launched(7, (8,))
-    ((cls, python, env, engine, directory),) = side._cluster.started
-    assert (cls, python, engine, directory) == (EngineHost, PYTHON, "lmdeploy", str(side.directory))
+    ((python, env, engine, directory),) = side._hosts.started
+    assert (python, engine, directory) == (PYTHON, "lmdeploy", side.directory)
     assert env == {
         "NAME": "value",
         "PYTHONPATH": os.pathsep.join(["/repo", "/sim", str(probe.PATH)]),
@@ -87,7 +88,13 @@ def test_calls_return_what_the_engine_answers(make: Callable[..., Any]) -> None:
     assert side.observe() == seen
     assert side.generate(list(REQUESTS), 5) is free
     assert side.replay(REQUESTS, 5) is replay
-    assert actor.calls[2:] == [("generate", (REQUESTS, 5)), ("replay", (REQUESTS, 5))]
+    capture = CaptureSpec("/trace")
+    assert side.replay(REQUESTS, 5, capture) is replay
+    assert actor.calls[2:] == [
+        ("generate", (REQUESTS, 5)),
+        ("replay", (REQUESTS, 5)),
+        ("replay", (REQUESTS, 5, capture)),
+    ]
 
 
 def test_a_failure_of_the_engine_is_told_with_its_last_lines(make: Callable[..., Any]) -> None:

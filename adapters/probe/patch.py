@@ -1,0 +1,133 @@
+"""Patches: a user's file that runs in every worker of one side, to try a fix or to inject a fault.
+
+::
+
+    def apply(ctx):        # after the engine is imported, before the model is built
+        from lmdeploy.pytorch.backends.dlinfer.norm import DlinferRMSNormImpl
+        original = DlinferRMSNormImpl.forward
+        ctx.replace(DlinferRMSNormImpl, "forward", lambda self, *args: original(self, *args))
+
+    def after_load(ctx):   # optional; ctx.model is the loaded model
+        ctx.model.lm_head.weight.data[0] *= 2
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+@dataclass
+class PatchContext:
+    """What a patch knows of the worker it runs in.
+
+    Attributes:
+        side: ``candidate`` or ``reference``.
+        engine: ``lmdeploy`` or ``vllm``.
+        rank, tp_rank, dp_rank, ep_rank: of this worker.
+        layout: ``(tp, dp, ep)``.
+        model: the loaded model, in ``after_load``; ``None`` before.
+    """
+
+    side: str
+    engine: str
+    rank: int
+    tp_rank: int
+    dp_rank: int
+    ep_rank: int
+    layout: tuple[int, int, int]
+    model: Any = None
+    _undo: list[tuple[Any, str, bool, Any]] = field(default_factory=list, repr=False)
+
+    def replace(self, obj: Any, name: str, fn: Any) -> None:
+        """Set ``obj.name`` to ``fn`` until the patch is removed.
+
+        Static and class methods keep their kind.
+
+        Raises:
+            AttributeError: ``obj`` has no such attribute; a misspelt patch must not pass for one that had no effect.
+        """
+        present = getattr(obj, name)
+        try:
+            found = inspect.getattr_static(obj, name)
+            own, raw = name in vars(obj), vars(obj).get(name)
+        except AttributeError:  # held elsewhere, as a torch module holds its parameters
+            found, own, raw = None, True, present
+        if inspect.isclass(obj) and isinstance(found, (staticmethod, classmethod)):
+            fn = fn if isinstance(fn, (staticmethod, classmethod)) else type(found)(fn)
+        setattr(obj, name, fn)
+        self._undo.append((obj, name, own, raw))
+
+    def undo(self) -> None:
+        """Put everything that was replaced back, the last first."""
+        while self._undo:
+            obj, name, own, raw = self._undo.pop()
+            if own:
+                setattr(obj, name, raw)
+            else:
+                delattr(obj, name)
+
+
+class Patches:
+    """The patches of one worker, in the order in which they were given.
+
+    Raises:
+        ValueError: a file that cannot be loaded, or has no ``apply``; says which.
+    """
+
+    def __init__(self, files: Sequence[str], context: PatchContext) -> None:
+        self.context = context
+        self._modules = [_load(Path(file)) for file in files]
+
+    def apply(self) -> None:
+        """Run every ``apply``; if one fails, what was replaced is put back.
+
+        Raises:
+            ValueError: names the file and the error.
+        """
+        self._run("apply")
+
+    def after_load(self, model: Any) -> None:
+        """Run every ``after_load`` that there is.
+
+        Raises:
+            ValueError: names the file and the error.
+        """
+        self.context.model = model
+        self._run("after_load")
+
+    def _run(self, function: str) -> None:
+        for module in self._modules:
+            call = getattr(module, function, None)
+            if call is None:
+                continue
+            try:
+                call(self.context)
+            except Exception as error:
+                self.context.undo()
+                raise ValueError(
+                    f"patch {module.__file__}: {function}(ctx) failed: {type(error).__name__}: {error}"
+                ) from error
+
+    def remove(self) -> None:
+        """Undo every replacement. What a patch changed by other means stays."""
+        self.context.undo()
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"align_patch_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"patch {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"patch {path} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not callable(getattr(module, "apply", None)):
+        raise ValueError(f"patch {path} has no apply(ctx); write `def apply(ctx):`, empty if only after_load is needed")
+    return module

@@ -1,0 +1,290 @@
+"""Where an engine yields each checkpoint: a table per engine, and what hangs it into a live model.
+
+Each row of ``adapters/ENGINE/taps.tsv`` says: the checkpoint; the *site*, a path from the model's root to an object
+(``{i}`` is the layer); the *attribute* of that object that is wrapped; *where* its code stands
+(``module:Class.method``, ``*`` for the model's own class); what to *pick* of a call; and the *transform* to canonical
+form.
+
+``pick`` is ``out``, ``out.1`` or ``in.NAME`` with attributes behind it; ``a|b`` takes the first that is there. What is
+picked of the arguments alone is taken before the call, because kernels may write in place. An attribute
+``forward>module:name`` wraps the function ``name`` while the site's ``forward`` runs: what is computed inside.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from adapters.probe.transforms import TRANSFORMS, Dims
+from align.checkpoints.table import Structure, kinds
+
+#: Rows that are no checkpoints but say what the rows of a step are.
+PSEUDO = ("token_ids", "positions", "block_tables")
+ENGINES = ("lmdeploy", "vllm")
+_FIELDS = ("checkpoint", "site", "attribute", "where", "pick", "transform")
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One row of an engine's table; ``inverse`` is how the native tensor is rebuilt, in words."""
+
+    checkpoint: str
+    site: str
+    attribute: str
+    where: str
+    pick: str
+    transform: str
+
+    @property
+    def inverse(self) -> str:
+        return TRANSFORMS[self.transform].undo
+
+    @property
+    def before(self) -> bool:
+        """Whether it is taken before the call."""
+        return all(choice.startswith("in.") for choice in self.pick.split("|"))
+
+
+def load_taps(engine: str) -> tuple[Tap, ...]:
+    """The table of an engine.
+
+    Raises:
+        ValueError: an engine without one.
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"there are no taps for {engine!r}; valid: {', '.join(ENGINES)}")
+    path = Path(__file__).resolve().parents[1] / engine / "taps.tsv"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert tuple(lines[0].split("\t")) == _FIELDS, path
+    return tuple(Tap(*line.split("\t")) for line in lines[1:])
+
+
+class Sink(Protocol):
+    """What taps give their tensors to; see :class:`adapters.probe.recorder.Recorder`."""
+
+    @property
+    def active(self) -> bool: ...
+
+    def wants(self, checkpoint: str) -> bool: ...
+
+    def put(self, checkpoint: str, layer: int | None, value: Any) -> None: ...
+
+    def fail(self, checkpoint: str, layer: int | None, error: Exception) -> None: ...
+
+
+# ------------------------------------------------------------------------------------------------------- picking
+
+
+def _chosen(choice: str, parameters: Sequence[str]) -> Callable[[tuple[Any, ...], dict[str, Any], Any], Any]:
+    head, *rest = choice.split(".")
+    if head == "out":
+        index = int(rest[0]) if rest else None
+
+        def from_result(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+            if index is None:
+                return None if isinstance(result, tuple) else result
+            return result[index] if isinstance(result, tuple) and len(result) > index else None
+
+        return from_result
+    name, attributes = rest[0], rest[1:]
+    place = parameters.index(name) if name in parameters else None
+
+    def from_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        value = kwargs.get(name) if name in kwargs else args[place] if place is not None and place < len(args) else None
+        for attribute in attributes:
+            value = getattr(value, attribute, None)
+        return value
+
+    return from_arguments
+
+
+def picker(pick: str, parameters: Sequence[str]) -> Callable[[tuple[Any, ...], dict[str, Any], Any], Any]:
+    """A function of ``(args, kwargs, result)``; it raises ``LookupError`` when nothing that was asked for is there."""
+    choices = [_chosen(choice, parameters) for choice in pick.split("|")]
+
+    def picked(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        for choice in choices:
+            value = choice(args, kwargs, result)
+            if value is not None:
+                return value
+        raise LookupError(f"the call has no {pick}")
+
+    return picked
+
+
+def locate(where: str) -> Any:
+    """The function at ``module:Class.method``.
+
+    Raises:
+        ImportError, AttributeError: the installed engine has no such thing.
+    """
+    module, _, path = where.partition(":")
+    return functools.reduce(getattr, path.split("."), importlib.import_module(module))
+
+
+def _parameters(function: Any) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
+
+
+# ---------------------------------------------------------------------------------------------------- installing
+
+
+def _resolve(root: Any, path: str) -> Any:
+    for part in path.split(".") if path else ():
+        root = root[int(part)] if part.isdigit() else getattr(root, part)
+    return root
+
+
+@dataclass
+class _Armed:
+    """A tap at one layer (``None``: exists once), ready to be called."""
+
+    tap: Tap
+    layer: int | None
+    pick: Callable[[tuple[Any, ...], dict[str, Any], Any], Any]
+    #: The site serves several layers; the layer is that of whatever ran last.
+    shared: bool = False
+
+
+class Taps:
+    """The taps of one live model.
+
+    Args:
+        root: the causal language model.
+        sink: where tensors go.
+    """
+
+    def __init__(self, taps: Sequence[Tap], root: Any, structure: Structure, tp_rank: int, sink: Sink) -> None:
+        self._dims = Dims.of(structure, tp_rank)
+        self._sink = sink
+        self._layer: int | None = None
+        #: Taps of functions inside a site, of the sites that are running, innermost last.
+        self._inside: list[dict[str, list[_Armed]]] = []
+        #: Checkpoints that could not be hung up, with the reason.
+        self.missing: dict[str, str] = {}
+        self._undo: list[Callable[[], None]] = []
+        sites: dict[tuple[int, str], tuple[Any, str, list[_Armed]]] = {}
+        for tap in taps:
+            if tap.checkpoint not in PSEUDO and not structure.has(kinds()[tap.checkpoint]):
+                continue
+            once = "{i}" not in tap.site
+            for layer in (None,) if once else range(1 if tap.checkpoint in PSEUDO else structure.layers):
+                attribute, _, inner_where = tap.attribute.partition(">")
+                try:
+                    target = _resolve(root, tap.site.replace("{i}", str(layer)))
+                    getattr(target, attribute)
+                    if inner_where:
+                        locate(inner_where)
+                    armed = _Armed(tap, layer, picker(tap.pick, self._signature(tap, target)))
+                except (AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
+                    name = tap.checkpoint if layer is None else f"layers.{layer}.{tap.checkpoint}"
+                    self.missing[name] = f"{tap.site or 'model'} · {tap.where}: {error}"
+                    continue
+                sites.setdefault((id(target), attribute), (target, attribute, []))[2].append(armed)
+        inner: set[str] = set()
+        for target, attribute, armed_taps in sites.values():
+            for one in armed_taps:
+                one.shared = any(other.layer != one.layer and other.tap is one.tap for other in armed_taps)
+            inner |= {one.tap.attribute.partition(">")[2] for one in armed_taps}
+            self._wrap_site(target, attribute, armed_taps)
+        for where in sorted(inner - {""}):
+            self._wrap_inside(where)
+
+    @staticmethod
+    def _signature(tap: Tap, target: Any) -> list[str]:
+        if tap.where.startswith("*:"):
+            return _parameters(getattr(target, tap.where[2:]))
+        return _parameters(locate(tap.where))
+
+    def remove(self) -> None:
+        """Take all taps off again, in reverse order."""
+        while self._undo:
+            self._undo.pop()()
+
+    # ------------------------------------------------------------------------------------------------- wrapping
+
+    def _take(self, one: _Armed, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        layer = self._layer if one.shared else one.layer
+        checkpoint = one.tap.checkpoint
+        if not self._sink.wants(checkpoint):
+            return
+        try:
+            value = one.pick(args, kwargs, result)
+            if isinstance(value, Tensor):
+                value = TRANSFORMS[one.tap.transform].forward(value, self._dims)
+            self._sink.put(checkpoint, layer if checkpoint not in PSEUDO else None, value)
+        except Exception as error:  # an observer must not stop the engine; what it missed is reported
+            self._sink.fail(checkpoint, layer, error)
+
+    def _wrap_site(self, target: Any, attribute: str, armed: list[_Armed]) -> None:
+        original = getattr(target, attribute)
+        outer = [one for one in armed if ">" not in one.tap.attribute]
+        if any(one.shared for one in outer):  # one call serves whichever layer runs
+            outer = list({one.tap: one for one in outer}.values())
+        before = [one for one in outer if one.tap.before]
+        after = [one for one in outer if not one.tap.before]
+        inside: dict[str, list[_Armed]] = {}
+        for one in armed:
+            where = one.tap.attribute.partition(">")[2]
+            if where:
+                inside.setdefault(where, []).append(one)
+        own = next((one.layer for one in armed if not one.shared), None)
+        sink, take = self._sink, self._take
+
+        @functools.wraps(original)
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            if not sink.active:
+                return original(*args, **kwargs)
+            if own is not None:
+                self._layer = own
+            for one in before:
+                take(one, args, kwargs, None)
+            if not inside:
+                result = original(*args, **kwargs)
+            else:
+                self._inside.append(inside)
+                try:
+                    result = original(*args, **kwargs)
+                finally:
+                    self._inside.pop()
+            for one in after:
+                take(one, args, kwargs, result)
+            return result
+
+        had = attribute in vars(target)
+        setattr(target, attribute, tapped)
+        self._undo.append(lambda: setattr(target, attribute, original) if had else delattr(target, attribute))
+
+    def _wrap_inside(self, where: str) -> None:
+        module, _, path = where.partition(":")
+        *owners, name = path.split(".")
+        owner: Any = functools.reduce(getattr, owners, importlib.import_module(module))
+        had = name in vars(owner)
+        raw = vars(owner).get(name)
+        original = getattr(owner, name)
+        # A static or class method of a class is bound already, any other function of it takes the object first.
+        method = inspect.isclass(owner) and inspect.isfunction(inspect.getattr_static(owner, name))
+        sink, take = self._sink, self._take
+
+        @functools.wraps(original)
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            armed = self._inside[-1].get(where, ()) if self._inside and sink.active else ()
+            given = args[1:] if method else args
+            for one in armed:
+                if one.tap.before:
+                    take(one, given, kwargs, None)
+            result = original(*args, **kwargs)
+            for one in armed:
+                if not one.tap.before:
+                    take(one, given, kwargs, result)
+            return result
+
+        setattr(owner, name, staticmethod(tapped) if inspect.isclass(owner) and not method else tapped)
+        self._undo.append(lambda: setattr(owner, name, raw) if had else delattr(owner, name))

@@ -1,0 +1,181 @@
+"""The live parameters of one rank in canonical parts, and their audit against the checkpoint's files.
+
+The audit is exact: every row of every parameter, de-fused, equals the rank's share of the checkpoint's tensor after the
+conversion to the model's dtype, which both engines do on loading.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from align.checkpoints.parameters import Parameter, parameters, rows_of
+from align.checkpoints.shards import split
+from align.checkpoints.table import Structure
+
+EQUAL, DIFFERS, NOT_OBSERVABLE = "equal", "differs", "not observable"
+#: Tensor that a tied head shares.
+_EMBEDDING = "model.embed_tokens.weight"
+#: Rows of a difference that are listed.
+_LISTED = 8
+
+
+@dataclass(frozen=True)
+class Audited:
+    """One tensor of the checkpoint against the live parameter that holds it.
+
+    Attributes:
+        parameter: name of the checkpoint's tensor.
+        status: ``equal``, ``differs`` or ``not observable``.
+        kind: the semantic point that its operator produces; ``""`` for a parameter that no rule knows.
+        layer: ``None`` for what exists once.
+        live: the engine's parameter, with its part if it is fused.
+        rank: whose share was looked at.
+        rows: first differing rows of the checkpoint's tensor (elements of a vector).
+        rows_total: how many differ.
+        max_abs: largest difference.
+        why: reason of ``not observable``, or what is remarkable.
+    """
+
+    parameter: str
+    status: str
+    kind: str
+    layer: int | None
+    live: str
+    rank: int
+    rows: tuple[int, ...] = ()
+    rows_total: int = 0
+    max_abs: float = 0.0
+    why: str = ""
+
+
+class LiveWeights:
+    """The parameters of a live model.
+
+    Args:
+        model: root of the causal language model.
+        rank: global rank; ``tp_rank`` decides the share.
+    """
+
+    def __init__(self, model: torch.nn.Module, structure: Structure, rank: int, tp_rank: int) -> None:
+        self._structure, self._rank, self._tp_rank = structure, rank, tp_rank
+        #: Tied parameters appear under both names.
+        self._live = dict(model.named_parameters(remove_duplicate=False))
+        self._parameters = list(parameters(structure))
+        self._by_kind = {(one.kind, one.layer, one.bias): one for one in self._parameters}
+
+    def _part(self, one: Parameter) -> Tensor | None:
+        """This rank's part of a parameter, as it lives on the device; ``None`` if it is not there."""
+        live = self._live.get(one.live)
+        if live is None:
+            return None
+        first, share = rows_of(one, self._structure, self._tp_rank)
+        return live.detach() if share is None else live.detach()[first : first + share.count]
+
+    def weight(self, kind: str, layer: int | None) -> Tensor | None:
+        """Weight of the operator that produces a checkpoint: ``[out, in]`` of this rank, ``[n]`` of a norm."""
+        one = self._by_kind.get((kind.removesuffix("_partial"), layer, False))
+        if one is None:
+            return None
+        found = self._part(one)
+        if found is None and kind == "logits" and self._structure.tied:
+            return self.weight("embed", None)
+        return found
+
+    def bias(self, kind: str, layer: int | None) -> Tensor | None:
+        """Bias of the operator that produces a checkpoint, ``[out]`` of this rank."""
+        if kind.endswith("_partial"):  # added once, before the sum over ranks
+            return None if self._tp_rank else self.bias(kind.removesuffix("_partial"), layer)
+        one = self._by_kind.get((kind, layer, True))
+        return None if one is None else self._part(one)
+
+    # --------------------------------------------------------------------------------------------------- audit
+
+    def audit(self, model_path: Path) -> Iterator[Audited]:
+        """Compare every parameter with the checkpoint's files."""
+        with ExitStack() as stack:
+            files = _index(model_path, stack)
+            seen = set()
+            for one in self._parameters:
+                tensor = one.tensor
+                if tensor not in files and one.kind == "logits" and self._structure.tied:
+                    tensor = _EMBEDDING
+                live = self._part(one)
+                seen.add(one.live)
+                if live is None and one.tensor not in files:
+                    continue  # a bias or a tied head that this model does not have
+                yield self._compare(one, tensor, files.get(tensor), live)
+            for name in sorted(self._live.keys() - seen):
+                yield Audited(name, NOT_OBSERVABLE, "", None, name, self._rank, why="no rule says what it holds")
+
+    def _compare(self, one: Parameter, tensor: str, handle: Any, live: Tensor | None) -> Audited:
+        place = one.live + (f"[{one.part}]" if one.part else "")
+        about = (one.kind, one.layer, place, self._rank)
+        if live is None:
+            return Audited(one.tensor, NOT_OBSERVABLE, *about, why="the engine has no such parameter")
+        if handle is None:
+            return Audited(one.tensor, NOT_OBSERVABLE, *about, why="the checkpoint has no such tensor")
+        start, stored = self._share(one, handle.get_tensor(tensor), live)
+        current = live.to("cpu")
+        if one.split == "vocab":  # rows behind the vocabulary are padding
+            current = current[: stored.shape[0]]
+        if current.shape != stored.shape:
+            shapes = f"{list(current.shape)} against {list(stored.shape)}"
+            return Audited(one.tensor, NOT_OBSERVABLE, *about, why=f"shapes differ: {shapes}")
+        stored = stored.to(current.dtype)
+        if torch.equal(stored, current):
+            return Audited(one.tensor, EQUAL, *about)
+        apart = (stored != current) & ~(stored.isnan() & current.isnan())
+        if not bool(apart.any()):
+            return Audited(one.tensor, EQUAL, *about)
+        rows = apart.reshape(apart.shape[0], -1).any(-1).nonzero().flatten()
+        gap = (stored[apart].float() - current[apart].float()).abs().nan_to_num(float("inf")).max()
+        listed = tuple(int(row) + start for row in rows[:_LISTED])
+        return Audited(one.tensor, DIFFERS, *about, rows=listed, rows_total=len(rows), max_abs=float(gap))
+
+    def _share(self, one: Parameter, stored: Tensor, live: Tensor) -> tuple[int, Tensor]:
+        """``(first row, this rank's share)`` of the checkpoint's tensor."""
+        tp, rank = self._structure.tp, self._tp_rank
+        _, share = rows_of(one, self._structure, rank)
+        if share is not None:
+            return share.start, stored[share.start : share.start + share.count]
+        if one.split == "columns" and tp > 1:
+            columns = split(stored.shape[1], tp, rank)
+            return 0, stored[:, columns.start : columns.start + columns.count]
+        if one.split == "vocab" and live.shape[0] < stored.shape[0]:
+            start = rank * live.shape[0]
+            return start, stored[start : start + live.shape[0]]
+        return 0, stored
+
+
+def _index(model_path: Path, stack: ExitStack) -> dict[str, Any]:
+    """Tensor name → open file."""
+    found = {}
+    for path in sorted(model_path.glob("*.safetensors")):
+        handle = stack.enter_context(safe_open(path, framework="pt"))
+        for name in handle.keys():  # noqa: SIM118 - not a mapping
+            found[name] = handle
+    return found
+
+
+def write_audit(directory: Path, rank: int, audited: Iterator[Audited]) -> None:
+    """Leave the audit of a rank for the driver."""
+    temporary = directory / f"weights-rank{rank}.tmp"
+    temporary.write_text(json.dumps([asdict(one) for one in audited]), encoding="utf-8")
+    temporary.replace(directory / f"weights-rank{rank}.json")
+
+
+def read_audits(directory: Path) -> list[Mapping[str, Any]]:
+    """The audits of all ranks that left one."""
+    found: list[Mapping[str, Any]] = []
+    for path in sorted(directory.glob("weights-rank*.json")):
+        found += json.loads(path.read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,245 @@
+"""The table of canonical checkpoints, read from ``table.tsv``, which is its only home.
+
+A *kind* is one row (``attn.q``); a *name* is a kind at a layer (``layers.3.attn.q``). Rows stand in the order in which
+a model computes them, so that sorting by :attr:`Name.order` puts a cause before its effects.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+_PREFIX = "layers.{i}."
+#: Architecture → tags that select its rows. Families of the table that name models appear as they are.
+ARCHITECTURES: dict[str, tuple[str, ...]] = {
+    "LlamaForCausalLM": ("all", "gqa", "dense"),
+    "Qwen2ForCausalLM": ("all", "gqa", "dense"),
+    "Qwen3ForCausalLM": ("all", "gqa", "dense", "qwen3"),
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One row of the table.
+
+    Attributes:
+        name: without the layer, ``attn.q``.
+        per_layer: whether every layer has one.
+        axes: names of the canonical shape's axes; the first is ``tokens`` (``requests`` for the logits).
+        shard: the axis that tensor parallelism splits, ``partial`` if ranks hold summands, or ``""`` if every rank
+            holds the whole.
+        families: tags of which a model needs one.
+        exists_when: condition in words.
+        stage: ``embedding``, ``norm``, ``attention``, ``mlp``, ``residual`` or ``head``.
+        operators: what produces it; the second, if any, under tensor parallelism.
+        inputs: alternatives per argument, see :meth:`Structure.inputs`.
+        meaning: what exactly, and how it is rounded.
+        index: place in the table.
+    """
+
+    name: str
+    per_layer: bool
+    axes: tuple[str, ...]
+    shard: str
+    families: tuple[str, ...]
+    exists_when: str
+    stage: str
+    operators: tuple[str, ...]
+    inputs: tuple[tuple[str, ...], ...]
+    meaning: str
+    index: int
+
+    def at(self, layer: int | None) -> str:
+        """The name at a layer."""
+        assert (layer is not None) == self.per_layer, f"{self.name} at layer {layer}"
+        return self.name if layer is None else f"layers.{layer}.{self.name}"
+
+    @property
+    def integer(self) -> bool:
+        """Whether values are ids or indices, which are compared exactly."""
+        return self.name in ("attn.kv_start_indices", "moe.topk_ids")
+
+
+@dataclass(frozen=True)
+class Name:
+    """A kind at a layer; ``layer`` is ``None`` for what exists once."""
+
+    kind: Kind
+    layer: int | None
+
+    def __str__(self) -> str:
+        return self.kind.at(self.layer)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts names as a model computes them."""
+        if self.layer is not None:
+            return (self.layer, self.kind.index)
+        return (-1 if self.kind.name == "embed" else 1 << 30, self.kind.index)
+
+
+@lru_cache(maxsize=1)
+def kinds() -> Mapping[str, Kind]:
+    """All rows of the table, by name, in order."""
+    lines = Path(__file__).with_name("table.tsv").read_text(encoding="utf-8").splitlines()
+    fields = lines[0].split("\t")
+    found: dict[str, Kind] = {}
+    for index, line in enumerate(lines[1:]):
+        row = dict(zip(fields, line.split("\t"), strict=True))
+        per_layer = row["name"].startswith(_PREFIX)
+        name = row["name"].removeprefix(_PREFIX)
+        found[name] = Kind(
+            name=name,
+            per_layer=per_layer,
+            axes=tuple(row["axes"].split(",")),
+            shard=row["shard"],
+            families=tuple(row["families"].split(",")),
+            exists_when=row["exists_when"],
+            stage=row["stage"],
+            operators=tuple(row["operator"].split("|")),
+            inputs=tuple(tuple(argument.split("|")) for argument in row["inputs"].split(",") if argument),
+            meaning=row["meaning"],
+            index=index,
+        )
+    return found
+
+
+def parse(name: str) -> Name:
+    """``layers.3.attn.q`` → kind and layer.
+
+    Raises:
+        ValueError: no checkpoint has this name.
+    """
+    match = _LAYER.fullmatch(name)
+    layer, rest = (None, name) if match is None else (int(match[1]), match[2])
+    kind = kinds().get(rest)
+    if kind is None or kind.per_layer != (layer is not None):
+        raise ValueError(f"{name!r} is not a checkpoint; see the table in align/checkpoints/table.tsv")
+    return Name(kind, layer)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Which checkpoints a model has, and the sizes of their axes.
+
+    Attributes:
+        tags: see :data:`ARCHITECTURES`.
+        layers, hidden, heads, kv_heads, head_dim, intermediate, vocab: sizes of the whole model.
+        tp: tensor-parallel size; rows that exist under tensor parallelism alone depend on it.
+        eps: of every RMS norm.
+        rope: the configuration's rope parameters, as transformers normalises them (``rope_theta``, ``rope_type``, …).
+        scale: of the attention scores.
+        window: sliding window in tokens, ``None`` for none.
+        tied: the head shares the embedding's weight.
+    """
+
+    tags: tuple[str, ...]
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    eps: float
+    rope: Mapping[str, Any]
+    scale: float
+    window: int | None = None
+    tied: bool = False
+    tp: int = 1
+
+    def has(self, kind: Kind) -> bool:
+        """Whether the model has this kind of checkpoint in this layout."""
+        if not set(kind.families) & set(self.tags):
+            return False
+        return self.tp > 1 or "tp > 1" not in kind.exists_when
+
+    def names(self) -> Iterator[Name]:
+        """Every checkpoint of the model, in order: the denominator of the coverage."""
+        present = [kind for kind in kinds().values() if self.has(kind)]
+        once = [Name(kind, None) for kind in present if not kind.per_layer]
+        layered = [Name(kind, layer) for layer in range(self.layers) for kind in present if kind.per_layer]
+        yield from sorted([*once, *layered], key=lambda name: name.order)
+
+    def operator(self, kind: Kind) -> str:
+        """What produces it in this layout."""
+        return kind.operators[-1 if self.tp > 1 else 0]
+
+    def inputs(self, name: Name) -> tuple[Name, ...]:
+        """The checkpoints that the operator of ``name`` reads; token ids are no checkpoint."""
+        found = []
+        kind = name.kind
+        if kind.name == "block_in" and name.layer == 0:
+            return (Name(kinds()["embed"], None),)
+        for alternatives in kind.inputs:
+            if len(kind.operators) == 2:  # one alternative per operator
+                alternatives = (alternatives[-1 if self.tp > 1 else 0],)
+            for text in alternatives:
+                step, dot, rest = text.partition(".")
+                moved = {"prev": -1, "last": 0}.get(step) if dot else None
+                other = kinds().get(rest if moved is not None else text)
+                if other is None or not self.has(other):
+                    continue
+                if moved is None:
+                    layer = name.layer if other.per_layer else None
+                else:
+                    layer = self.layers - 1 if name.layer is None else name.layer + moved
+                found.append(Name(other, layer))
+                break
+        return tuple(found)
+
+    def size(self, axis: str) -> int:
+        """Length of a canonical axis of the whole model; ``tokens`` and ``requests`` have none."""
+        sizes = {
+            "hidden": self.hidden,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate": self.intermediate,
+            "vocab": self.vocab,
+        }
+        return sizes[axis]
+
+
+def structure_of(config: Mapping[str, Any], tp: int = 1) -> Structure:
+    """The structure that a checkpoint's config.json describes.
+
+    Raises:
+        ValueError: an architecture that :data:`ARCHITECTURES` does not have.
+    """
+    named = config.get("architectures") or ["unknown"]
+    if named[0] not in ARCHITECTURES:
+        raise ValueError(f"no checkpoints are defined for {named[0]}; valid: {', '.join(ARCHITECTURES)}")
+    heads = int(config["num_attention_heads"])
+    head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
+    # As transformers: Llama has none; the Qwens slide if told to, from layer ``max_window_layers`` (28 by default) on.
+    slides = (
+        named[0] != "LlamaForCausalLM"
+        and config.get("use_sliding_window", False)
+        and int(config.get("max_window_layers", 28)) < int(config["num_hidden_layers"])
+    )
+    window = config.get("sliding_window") if slides else None
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    rope.setdefault("rope_type", rope.pop("type", "default"))
+    return Structure(
+        tags=ARCHITECTURES[named[0]],
+        layers=int(config["num_hidden_layers"]),
+        hidden=int(config["hidden_size"]),
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=head_dim,
+        intermediate=int(config["intermediate_size"]),
+        vocab=int(config["vocab_size"]),
+        eps=float(config.get("rms_norm_eps", 1e-6)),
+        rope=rope,
+        scale=head_dim**-0.5,
+        window=None if window is None else int(window),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        tp=tp,
+    )

@@ -1,0 +1,121 @@
+"""``align capture``: one engine alone, recorded along its own tokens or those of another trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from adapters.base import SIDES, Generation
+from adapters.host import ADAPTERS
+from align.case.schema import Case, load_case
+from align.cli.options import budget_bytes, check_seconds, interpreters_for, own_extras
+from align.errors import EXIT_ALIGNED, UserError
+from align.models.resolve import resolve_model
+from align.report.live import LiveProgress
+from align.report.recorded import show_recorded
+from align.run.alone import Alone
+from align.run.directory import RunDirectory
+from align.run.local import LocalHosts
+from align.run.manifest import REPLAY, generations_of
+from align.run.plan import check_device, check_launchable
+from align.run.record import tokens_record
+from align.run.session import Session
+from align.run.side import Limits
+from align.run.traces import find_trace, open_trace
+from envs.home import align_home
+
+#: The engine's own files, inside of the trace.
+ENGINE = "engine"
+
+
+@dataclass(frozen=True)
+class CaptureSettings:
+    """The options of ``align capture``; ``None`` means not given."""
+
+    engine: str
+    case_file: Path
+    out: Path
+    side: str | None
+    along: Path | None
+    device: str
+    sets: tuple[str, ...]
+    patches: tuple[str, ...]
+    capture: tuple[str, ...]
+    values_budget: int | None
+    launch_timeout: float
+    step_timeout: float
+    quiet: bool
+
+
+def execute(settings: CaptureSettings) -> int:
+    """Record, print what was recorded, and return the exit code.
+
+    Raises:
+        UserError, EnvError: what must change before the command can succeed.
+    """
+    console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False)
+    check_seconds(launch_timeout=settings.launch_timeout, step_timeout=settings.step_timeout)
+    if settings.engine not in ADAPTERS:
+        raise UserError(f"{settings.engine} is no engine that is recorded", f"name one of {', '.join(ADAPTERS)}")
+    extras = own_extras(settings.sets, settings.patches)
+    case = load_case(settings.case_file)
+    role = _role(settings, case)
+    case = case.model_copy(update={role: settings.engine})
+    info = resolve_model(case.model, lambda line: console.print(line, highlight=False))
+    case.check(info)
+    check_launchable(case)
+    check_device(case, info, settings.device)
+    along = None if settings.along is None else _tokens_of(settings.along, case)
+    interpreters = interpreters_for(case, settings.device, {role: extras}, (role,))
+    directory = RunDirectory(settings.out, align_home() / "runs", role)
+    directory.write("case.json", case.to_text())
+    limits = Limits(launch=settings.launch_timeout, step=settings.step_timeout)
+    with LiveProgress(console, {role: settings.engine}, settings.quiet) as watcher:
+        session = Session(
+            case,
+            info,
+            interpreters,
+            directory.path,
+            limits,
+            watcher,
+            {role: extras},
+            hosts=LocalHosts(),
+            directories={role: directory.path / ENGINE},
+        )
+        alone = Alone(session, case, info, directory.path, budget_bytes(settings.values_budget), settings.capture)
+        recorded = alone.run(along)
+    directory.write_json("tokens.json", tokens_record(session.outcome))
+    show_recorded(console, recorded, directory.path, role, followed=settings.along)
+    if settings.quiet:
+        print(f"recorded: {directory.path}")
+    return EXIT_ALIGNED
+
+
+def _role(settings: CaptureSettings, case: Case) -> str:
+    if settings.side is None:
+        return next((role for role in SIDES if getattr(case, role) == settings.engine), SIDES[0])
+    if settings.side not in SIDES:
+        raise UserError(f"--side {settings.side} is not known", f"choose one of {', '.join(SIDES)}")
+    return settings.side
+
+
+def _tokens_of(directory: Path, case: Case) -> tuple[Generation, ...]:
+    """The tokens of another trace, which must be of the same prompts."""
+    trace = open_trace(find_trace(directory))
+    try:
+        tokens = generations_of(trace.manifest, REPLAY)
+        theirs = {one["name"]: tuple(one["token_ids"]) for one in trace.manifest["requests"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{directory} cannot be followed: {error}", "record it again: align capture") from error
+    finally:
+        trace.close()
+    if theirs != {request.name: request.token_ids for request in case.requests}:
+        raise UserError(
+            f"{directory} was recorded with other prompts than the case has",
+            f"take the case it was recorded with: {directory / 'case.json'}",
+        )
+    if tokens is None:
+        raise UserError(f"{directory} holds no tokens to follow", "record it again: align capture")
+    return tokens

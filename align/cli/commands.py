@@ -1,0 +1,235 @@
+"""Every command with its options. Work is imported by the command that needs it, so that help answers at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from align.cli.errors import guarded
+
+Device = Annotated[str, typer.Option(help="simnpu (simulated, runs anywhere) or ascend.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Go on although this condition is false or unreadable; the verdict says so."),
+]
+Capture = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATTERN", help="Checkpoints whose values are kept, as in 'layers.0.*'. Default: by budget."),
+]
+Budget = Annotated[int | None, typer.Option(metavar="MB", help="Values kept per side at most. Default: 512.")]
+Policy = Annotated[str, typer.Option(help="derived (from dtype and depth) or seed (the seeds' thresholds alone).")]
+LaunchTimeout = Annotated[float, typer.Option(help="Seconds an engine may take to start.")]
+StepTimeout = Annotated[float, typer.Option(help="Seconds an engine may take for one step.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Everything: prompts, ids, conditions.")]
+Debug = Annotated[bool, typer.Option(help="Show tracebacks.")]
+EngineName = Annotated[str, typer.Argument(metavar="ENGINE", help="lmdeploy or vllm.")]
+
+
+def run_command(
+    model: Annotated[
+        str | None, typer.Option(help="Preset (qwen3, smollm2) or a local Hugging Face checkpoint. Default: qwen3.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines, each with text, messages or token_ids. Default: 1, 7, 33, 200 tokens."),
+    ] = None,
+    case: Annotated[
+        Path | None,
+        typer.Option(help="Run the case.json of an earlier run again; replaces the options that make a case."),
+    ] = None,
+    device: Device = "simnpu",
+    dtype: Annotated[str | None, typer.Option(help="bfloat16 (bf16) or float16 (fp16). Default: bfloat16.")] = None,
+    tp: Annotated[int | None, typer.Option(help="Tensor-parallel size.")] = None,
+    dp: Annotated[int | None, typer.Option(help="Data-parallel size.")] = None,
+    ep: Annotated[int | None, typer.Option(help="Expert-parallel size: 1, or tp × dp.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Tokens to generate per request. Default: 16.")] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens in one KV-cache block. Default: 128.")] = None,
+    numerics: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SIDE=NAME",
+            help="Numerics of the simulated NPU per side: candidate=native, reference=fp32-internal (default).",
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="SIDE.NAME=VALUE",
+            help="One side's engine option; sampling.NAME and env.NAME set those: candidate.sampling.top_k=5.",
+        ),
+    ] = None,
+    patch: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SIDE=FILE", help="Python file with apply(ctx), run in every worker of that side."),
+    ] = None,
+    allow: Allow = None,
+    policy: Policy = "derived",
+    tensors: Annotated[
+        bool, typer.Option("--tensors/--no-tensors", help="Record and compare tensors, or tokens alone.")
+    ] = True,
+    capture: Capture = None,
+    values_budget: Budget = None,
+    replay: Annotated[
+        str,
+        typer.Option(help="With --no-tensors: teacher-forced replay auto (when tokens differ), always or never."),
+    ] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="New directory for the results. Default: one below the cache's runs/.")
+    ] = None,
+    launch_timeout: LaunchTimeout = 600.0,
+    step_timeout: StepTimeout = 180.0,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Launch both engines, check the conditions, compare the greedy tokens, then every tensor.
+
+    Both engines get the same token ids; each must repeat itself; then both are forced along the reference's tokens
+    while every checkpoint of every layer is recorded and compared, from layer 0 upward. The run directory keeps the
+    case, the conditions, the tokens, the traces and the engines' logs.
+
+    Examples: `align run --model smollm2 --dtype fp16` ·
+    `align run --patch candidate=fix.py` (try a fix without touching the installation) ·
+    `align run --set candidate.enable_prefix_caching=true --allow prefix_caching`
+    """
+    from align.cli import run
+
+    settings = run.RunSettings(
+        model=model,
+        prompts=prompts,
+        case_file=case,
+        device=device,
+        dtype=dtype,
+        layout=(tp, dp, ep),
+        max_new_tokens=max_new_tokens,
+        block_size=block_size,
+        numerics=tuple(numerics or ()),
+        sets=tuple(set_ or ()),
+        patches=tuple(patch or ()),
+        allow=tuple(allow or ()),
+        policy=policy,
+        tensors=tensors,
+        capture=tuple(capture or ()),
+        values_budget=values_budget,
+        replay=replay,
+        out=out,
+        launch_timeout=launch_timeout,
+        step_timeout=step_timeout,
+        quiet=quiet,
+        verbose=verbose,
+    )
+    raise typer.Exit(guarded(lambda: run.execute(settings), debug))
+
+
+def capture_command(
+    engine: EngineName,
+    case: Annotated[Path, typer.Option(help="case.json: what is run. Every run directory has one.")],
+    out: Annotated[Path, typer.Option(help="New directory for the trace.")],
+    side: Annotated[
+        str | None, typer.Option(help="candidate or reference. Default: the one that ENGINE is in the case.")
+    ] = None,
+    along: Annotated[
+        Path | None, typer.Option(help="Follow the tokens of this trace instead of the engine's own.")
+    ] = None,
+    device: Device = "simnpu",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Engine option, as in align run.")
+    ] = None,
+    patch: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Python file with apply(ctx), run in every worker.")
+    ] = None,
+    capture: Capture = None,
+    values_budget: Budget = None,
+    launch_timeout: LaunchTimeout = 600.0,
+    step_timeout: StepTimeout = 180.0,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Record one engine alone, without a cluster: for two images, or two machines.
+
+    The engine must repeat its own greedy tokens; then it is forced along them, or along those of another trace, while
+    its workers record. Two traces that follow the same tokens are compared with `align compare`.
+
+    Examples: `align capture vllm --case RUN/case.json --out REF` ·
+    `align capture lmdeploy --case RUN/case.json --out CAND --along REF` · `align compare CAND REF`
+    """
+    from align.cli import capture as work
+
+    settings = work.CaptureSettings(
+        engine=engine,
+        case_file=case,
+        out=out,
+        side=side,
+        along=along,
+        device=device,
+        sets=tuple(set_ or ()),
+        patches=tuple(patch or ()),
+        capture=tuple(capture or ()),
+        values_budget=values_budget,
+        launch_timeout=launch_timeout,
+        step_timeout=step_timeout,
+        quiet=quiet,
+    )
+    raise typer.Exit(guarded(lambda: work.execute(settings), debug))
+
+
+def compare_command(
+    candidate: Annotated[Path, typer.Argument(metavar="A", help="Trace, side directory of a run, or .pt directory.")],
+    reference: Annotated[Path, typer.Argument(metavar="B", help="The same of the other side.")],
+    policy: Policy = "derived",
+    allow: Allow = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything that was found here.")] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Compare two recordings: A is the candidate, B the reference.
+
+    Traces say the same as the run that made them: conditions, tokens, tensors, findings and exit code. Directories of
+    `.pt` files ({layer}_{op}_{input|output}_rank{rank}.pt) are compared by name, without tokens and conditions.
+
+    Examples: `align compare RUN/candidate RUN/reference` · `align compare CAND REF --json found.json` ·
+    `align compare dlinfer_dump vllm_dump --policy seed`
+    """
+    from align.cli import compare as work
+
+    settings = work.CompareSettings(
+        candidate=candidate,
+        reference=reference,
+        policy=policy,
+        allow=tuple(allow or ()),
+        json_file=json_file,
+        quiet=quiet,
+        verbose=verbose,
+    )
+    raise typer.Exit(guarded(lambda: work.execute(settings), debug))
+
+
+def export_command(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace, or side directory of a run.")],
+    out: Annotated[Path, typer.Option(help="New directory; one directory per step is made in it.")],
+    format_: Annotated[str, typer.Option("--format", help="pt: one torch.save file per checkpoint and rank.")] = "pt",
+    native: Annotated[bool, typer.Option("--native", help="Shapes as the engine has them.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Write a trace as {layer}_{op}_{input|output}_rank{rank}.pt files.
+
+    Example: `align export RUN/candidate --format pt --out dump --native`
+    """
+    from align.cli import export as work
+
+    raise typer.Exit(guarded(lambda: work.execute(trace, out, format_, native), debug))
+
+
+def taps_command(engine: EngineName, debug: Debug = False) -> None:
+    """Where an engine yields each checkpoint: class and method, transform, and how it is undone.
+
+    Example: `align taps lmdeploy`
+    """
+    from align.cli import taps as work
+
+    raise typer.Exit(guarded(lambda: work.execute(engine), debug))

@@ -1,0 +1,77 @@
+"""``align compare``: two recordings, judged as the run that made them judged."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from adapters.base import SIDES
+from align.cli.options import policy_name
+from align.conditions import require_names
+from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
+from align.report import terminal
+from align.run.directory import disk_error
+from align.run.offline import Offline
+from align.run.record import report_record
+from align.run.report import Report
+
+
+@dataclass(frozen=True)
+class CompareSettings:
+    """The options of ``align compare``."""
+
+    candidate: Path
+    reference: Path
+    policy: str
+    allow: tuple[str, ...]
+    json_file: Path | None
+    quiet: bool
+    verbose: bool
+
+
+def execute(settings: CompareSettings) -> int:
+    """Compare, print the summary, and return the exit code.
+
+    Raises:
+        UserError: what must change before the recordings can be compared.
+    """
+    console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False)
+    require_names(settings.allow)
+    offline = Offline(settings.allow, policy_name(settings.policy))
+    paths = dict(zip(SIDES, (settings.candidate, settings.reference), strict=True))
+    status = console.status("comparing") if console.is_terminal and not settings.quiet else contextlib.nullcontext()
+    try:
+        with status as shown:
+            progress = (lambda where: shown.update(f"comparing {where}")) if shown is not None else None
+            compared = offline.run(paths, progress)
+    except UserError:
+        if settings.json_file is not None:
+            with contextlib.suppress(UserError):
+                _write(settings.json_file, offline.report, paths)
+        raise
+    if settings.json_file is not None:
+        _write(settings.json_file, compared.report, paths)
+    if settings.quiet:
+        simulated = " (simulated)" if compared.simulated else ""
+        print(f"{compared.report.verdict}{simulated}: {terminal.sentence(*compared.engines, compared.report)}")
+    else:
+        terminal.show_comparison(
+            console, compared.engines, compared.report, compared.simulated, compared.generated, settings.verbose
+        )
+    return EXIT_ALIGNED if compared.report.verdict == "aligned" else EXIT_DIVERGED
+
+
+def _write(file: Path, report: Report, paths: dict[str, Path]) -> None:
+    content: dict[str, Any] = {**report_record(report), "traces": {role: str(path) for role, path in paths.items()}}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f"{file.name}.tmp")
+        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.replace(file)
+    except OSError as error:
+        raise disk_error(error, file) from error

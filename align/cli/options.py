@@ -1,0 +1,134 @@
+"""Options that several commands have, from text to values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from adapters.base import SIDES, split_options
+from align.case.schema import Case, Numerics
+from align.errors import UserError
+from align.run.plan import SIMULATED, SideExtras
+from align.run.recording import DEFAULT_BUDGET_MB
+from envs.profiles import Interpreter, resolve
+
+NUMERICS = ("native", "fp32-internal")
+POLICIES = ("derived", "seed")
+
+
+def check_seconds(**options: float) -> None:
+    """Refuse what is no time. Options are named as in Python: ``launch_timeout``."""
+    for name, seconds in options.items():
+        option = "--" + name.replace("_", "-")
+        if not (isfinite(seconds) and seconds > 0):
+            raise UserError(f"{option} {seconds:g} is not a time", f"give seconds, for example {option} 600")
+
+
+def policy_name(text: str) -> Literal["derived", "seed"]:
+    """``--policy``."""
+    if text not in POLICIES:
+        raise UserError(f"--policy {text} is not known", f"choose one of {', '.join(POLICIES)}")
+    return cast(Literal["derived", "seed"], text)
+
+
+def budget_bytes(megabytes: int | None) -> int:
+    """``--values-budget`` in bytes."""
+    given = DEFAULT_BUDGET_MB if megabytes is None else megabytes
+    if given < 0:
+        raise UserError(f"--values-budget {given} is not a size", "give megabytes, for example --values-budget 512")
+    return given * 10**6
+
+
+def numerics_of(texts: Iterable[str], device: str) -> Numerics:
+    """``--numerics SIDE=NAME``."""
+    chosen: dict[str, Any] = {}
+    for text in texts:
+        role, _, name = text.partition("=")
+        if role not in SIDES or name not in NUMERICS:
+            raise UserError(
+                f"--numerics {text} is not SIDE=NAME",
+                f"SIDE is one of {', '.join(SIDES)}, NAME one of {', '.join(NUMERICS)}",
+            )
+        chosen[role] = name
+    if chosen and device != SIMULATED:
+        raise UserError(f"--numerics belongs to the simulated NPU, not to {device}", "leave --numerics out")
+    return Numerics(**chosen)
+
+
+def extras_of(sets: Iterable[str], patches: Iterable[str]) -> dict[str, SideExtras]:
+    """``--set SIDE.NAME=VALUE`` and ``--patch SIDE=FILE`` by role."""
+    options: dict[str, dict[str, Any]] = {role: {} for role in SIDES}
+    files: dict[str, list[str]] = {role: [] for role in SIDES}
+    for text in sets:
+        name, equals, value = text.partition("=")
+        role, dot, option = name.partition(".")
+        if not equals or not dot or role not in SIDES:
+            raise UserError(
+                f"--set {text} is not SIDE.NAME=VALUE",
+                f"SIDE is one of {', '.join(SIDES)}, for example --set candidate.sampling.top_k=5",
+            )
+        _set(options[role], option, value, text)
+    for text in patches:
+        role, equals, file = text.partition("=")
+        if not equals or role not in SIDES:
+            raise UserError(
+                f"--patch {text} is not SIDE=FILE",
+                f"SIDE is one of {', '.join(SIDES)}, for example --patch candidate=fix.py",
+            )
+        files[role].append(_patch(file))
+    return {role: SideExtras(options[role], tuple(files[role])) for role in SIDES}
+
+
+def own_extras(sets: Iterable[str], patches: Iterable[str]) -> SideExtras:
+    """``--set NAME=VALUE`` and ``--patch FILE`` of a command with one side."""
+    options: dict[str, Any] = {}
+    for text in sets:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--set {text} is not NAME=VALUE", "for example --set block_size=64")
+        _set(options, name, value, text)
+    return SideExtras(options, tuple(map(_patch, patches)))
+
+
+def _set(options: dict[str, Any], name: str, value: str, text: str) -> None:
+    """VALUE is JSON, or else a string."""
+    if not name or name.startswith(".") or name.endswith("."):
+        raise UserError(f"--set {text} names no option", "for example --set candidate.sampling.top_k=5")
+    if name in options:
+        raise UserError(f"--set gives {name} twice", "leave one of the two out")
+    try:
+        options[name] = json.loads(value)
+    except ValueError:
+        options[name] = value
+
+
+def _patch(file: str) -> str:
+    path = Path(file)
+    if not path.is_file():
+        what = "is not a file" if path.exists() else "does not exist"
+        raise UserError(f"--patch file {file} {what}", "give a Python file that defines apply(ctx)")
+    return str(path.resolve())
+
+
+def interpreters_for(
+    case: Case, device: str, extras: Mapping[str, SideExtras], roles: Iterable[str] = SIDES
+) -> dict[str, Interpreter]:
+    """Where each side's engine runs, with what must be in its environment before it starts."""
+    found = {}
+    for role in roles:
+        interpreter = resolve(device, getattr(case, role))
+        env = dict(interpreter.env)
+        chosen = getattr(case.numerics, role)
+        if chosen is not None:
+            env["ALIGN_SIMNPU_NUMERICS"] = chosen
+        for name, value in split_options(extras.get(role, SideExtras()).options).env.items():
+            if value is None:
+                env.pop(name, None)
+            else:
+                env[name] = value
+        found[role] = replace(interpreter, env=env)
+    return found

@@ -1,0 +1,151 @@
+"""The error that each operator of one side added, judged from the residuals in its trace.
+
+Every rank and phase is judged by itself: a fault of one rank, or of the decode kernel alone, is not averaged away.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+
+from align.checkpoints.table import Structure, parse
+from align.compare.residual import ResidualPolicy, ResidualVerdict, judge, largest_of
+from align.compare.rows import Recorded, keys_of
+from align.trace.format import CHANNEL_RESIDUAL, TOKEN_RESIDUAL, WORST_RESIDUAL, StepEntry, checkpoint_of
+
+
+@dataclass(frozen=True)
+class AddedPart:
+    """One phase on one rank."""
+
+    phase: str
+    rank: int
+    residual: ResidualVerdict
+
+
+@dataclass(frozen=True)
+class Added:
+    """What the operator of one checkpoint added, on one side.
+
+    Attributes:
+        name: the checkpoint.
+        verdict: ``beyond`` if a part is, else ``within`` if one was recomputed, else ``not observable``.
+        why: of the verdict; empty for ``within``.
+        parts: in order of ranks, prefill first.
+    """
+
+    name: str
+    verdict: Literal["within", "beyond", "not observable"]
+    why: str
+    parts: tuple[AddedPart, ...] = ()
+
+    @property
+    def worst(self) -> AddedPart | None:
+        """The first part that gave the verdict."""
+        return next((part for part in self.parts if part.residual.verdict == self.verdict), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return asdict(self)
+
+
+_PHASES = ("prefill", "mixed", "decode")
+
+
+def judge_added(trace: Recorded, policy: ResidualPolicy | None = None) -> dict[str, Added]:
+    """Judge every residual of a trace, by checkpoint; empty if it has none.
+
+    Records that cannot be read become ``not observable`` with the reason.
+    """
+    structure = trace.structure
+    if structure is None:
+        return {}
+    policy = policy or ResidualPolicy.for_dtype(trace.dtype)
+    parts: dict[str, list[AddedPart]] = defaultdict(list)
+    for rank in trace.ranks:
+        entries = [entry for entry in trace.steps(rank) if not entry.dummy]
+        for phase in sorted({entry.phase for entry in entries}, key=_phase_order):
+            chosen = [entry for entry in entries if entry.phase == phase]
+            for name, residual in _judge_phase(trace, rank, phase, chosen, structure, policy).items():
+                parts[name].append(AddedPart(phase, rank, residual))
+    return {name: _sum_up(name, tuple(found)) for name, found in parts.items()}
+
+
+def _phase_order(phase: str) -> int:
+    return _PHASES.index(phase) if phase in _PHASES else len(_PHASES)
+
+
+def _sum_up(name: str, parts: tuple[AddedPart, ...]) -> Added:
+    for verdict in ("beyond", "within"):
+        found = [part for part in parts if part.residual.verdict == verdict]
+        if found:
+            return Added(name, verdict, found[0].residual.why, parts)
+    return Added(name, "not observable", parts[0].residual.why, parts)
+
+
+def _judge_phase(
+    trace: Recorded,
+    rank: int,
+    phase: str,
+    entries: list[StepEntry],
+    structure: Structure,
+    policy: ResidualPolicy,
+) -> dict[str, ResidualVerdict]:
+    tokens: dict[str, list[torch.Tensor]] = defaultdict(list)
+    largest: dict[str, list[torch.Tensor]] = defaultdict(list)
+    names: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    broken: dict[str, str] = {}
+    for entry in entries:
+        rows = _row_names(entry)
+        for key in keys_of(trace, rank, entry.step):
+            if not key.endswith(TOKEN_RESIDUAL):
+                continue
+            name = checkpoint_of(key)
+            try:
+                sums = trace.tensor(rank, entry.step, key)
+                worst = trace.tensor(rank, entry.step, name + WORST_RESIDUAL)
+            except ValueError as error:
+                broken[name] = str(error)
+                continue
+            if sums is None or worst is None:
+                continue
+            tokens[name].append(sums)
+            largest[name].append(worst)
+            names[name] += rows.get(len(sums), [("", -1)] * len(sums))
+    try:
+        channels: Mapping[str, torch.Tensor] = trace.accumulated(rank, "residual", phase)
+    except ValueError:
+        channels = {}  # the rows are judged all the same
+    found = {
+        name: ResidualVerdict(name, structure.operator(parse(name).kind), "not observable", why)
+        for name, why in broken.items()
+    }
+    for name, sums_of_steps in tokens.items():
+        if name in broken:
+            continue
+        whole = torch.cat(sums_of_steps)
+        known = all(position >= 0 for _, position in names[name])
+        found[name] = judge(
+            name,
+            structure.operator(parse(name).kind),
+            policy,
+            tokens=whole,
+            largest=largest_of(largest[name]),
+            channels=channels.get(name + CHANNEL_RESIDUAL),
+            channel_rows=len(whole),
+            row_names=names[name] if known else (),
+        )
+    return found
+
+
+def _row_names(entry: StepEntry) -> dict[int, list[tuple[str, int]]]:
+    """How many rows → which they are, for the sampled rows of a step and for those that reach the head."""
+    rows = [(span.request, position) for span in entry.rows for position in range(span.start, span.start + span.count)]
+    found = {len(entry.logits_rows): list(entry.logits_rows), len(rows): rows}
+    if entry.sampled:
+        found[len(entry.sampled)] = [rows[index] for index in entry.sampled]
+    return found

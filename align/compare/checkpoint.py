@@ -1,0 +1,259 @@
+"""Compares one checkpoint of two traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from align.compare.added import Added
+from align.compare.bits import same_bits
+from align.compare.estimate import estimate, joined_digest
+from align.compare.gather import Gathered, gather, is_head, reconcile
+from align.compare.metrics import Metrics, identical, join, measure_block
+from align.compare.pairing import Pairing
+from align.compare.policy import TensorPolicy
+from align.compare.rows import CANDIDATE, REFERENCE, PairedRow, Place, Recorded, RowKey
+
+Verdict = Literal["equal", "within", "beyond", "not observable", "not comparable"]
+SLOTS = "attn.kv_start_indices"
+
+
+@dataclass(frozen=True)
+class CheckpointComparison:
+    """One checkpoint on both sides.
+
+    Attributes:
+        name: the checkpoint, or what a hand-written file is called.
+        verdict: of the carried tensors.
+        why: its reason, in words.
+        layer, kind: of the checkpoint; ``None`` and the name itself for what is not in the table.
+        metrics: over all paired rows; ``None`` if there was nothing to compare.
+        phases: over the rows of each phase, unless the tensors are equal.
+        rows: how many were compared.
+        rows_missing: paired rows that a side did not record, by side.
+        worst: the worst token's row on both sides; for integers the first that differs.
+        estimated: from digests, because a side has no values.
+        seed: whether the seeds' thresholds accept it; ``None`` if that is not known.
+        added: by side, what the operator itself added.
+        inputs: names of what the operator reads, with their verdicts; ``None`` if it is not known what it reads.
+        wrong_slots: by side, rows whose cache slot does not belong to the row's position.
+        note: shapes that were reconciled and the like.
+    """
+
+    name: str
+    verdict: Verdict
+    why: str
+    layer: int | None = None
+    kind: str = ""
+    metrics: Metrics | None = None
+    phases: Mapping[str, Metrics] = field(default_factory=dict)
+    rows: int = 0
+    rows_missing: Mapping[str, int] = field(default_factory=dict)
+    worst: PairedRow | None = None
+    estimated: bool = False
+    seed: bool | None = None
+    added: Mapping[str, Added] = field(default_factory=dict)
+    inputs: tuple[tuple[str, Verdict], ...] | None = None
+    wrong_slots: Mapping[str, tuple[RowKey, ...]] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def compared(self) -> bool:
+        """Whether there is a verdict on values."""
+        return self.verdict in ("equal", "within", "beyond")
+
+    @property
+    def inputs_state(self) -> Literal["equal", "within", "beyond", "unknown"]:
+        """The worst verdict of the inputs, ``unknown`` if one was not compared; token ids count as equal."""
+        if self.inputs is None:
+            return "unknown"
+        verdicts = {verdict for _, verdict in self.inputs}
+        if "beyond" in verdicts:
+            return "beyond"
+        if not verdicts <= {"equal", "within"}:
+            return "unknown"
+        return "within" if "within" in verdicts else "equal"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        plain = asdict(replace(self, metrics=None, phases={}))
+        plain["metrics"] = None if self.metrics is None else self.metrics.to_dict()
+        plain["phases"] = {phase: metrics.to_dict() for phase, metrics in self.phases.items()}
+        return {**plain, "inputs_state": self.inputs_state}
+
+
+def compare_checkpoint(
+    name: str, candidate: Recorded, reference: Recorded, pairing: Pairing, policy: TensorPolicy
+) -> CheckpointComparison:
+    """Compare one checkpoint; layer, inputs and residuals are not filled in.
+
+    Raises:
+        ValueError: a record is damaged or the shapes differ; says which.
+    """
+    if pairing.by_order:
+        return _compare_by_order(name, candidate, reference, pairing, policy)
+    rows = pairing.rows
+    if is_head(name):
+        rows = tuple(row for row in rows if row.candidate.head is not None and row.reference.head is not None)
+    places = {
+        CANDIDATE: [row.candidate for row in rows],
+        REFERENCE: [row.reference for row in rows],
+    }
+    traces = {CANDIDATE: candidate, REFERENCE: reference}
+    sides = {side: gather(trace, name, places[side]) for side, trace in traces.items()}
+    wrong = {}
+    if name.endswith(SLOTS):
+        wrong = {side: _wrong_slots(one, rows) for side, one in sides.items() if one is not None}
+    return replace(
+        _compare_gathered(name, sides, rows, traces, places, policy),
+        wrong_slots={side: keys for side, keys in wrong.items() if keys},
+    )
+
+
+def _compare_gathered(
+    name: str,
+    sides: Mapping[str, Gathered | None],
+    rows: Sequence[PairedRow],
+    traces: Mapping[str, Recorded],
+    places: Mapping[str, Sequence[Place]],
+    policy: TensorPolicy,
+) -> CheckpointComparison:
+    """The paired rows of one checkpoint: values if both sides have them, else digests."""
+    estimated = None in sides.values()
+    if estimated:
+        digests = {side: _gather_digest(trace, name, places[side]) for side, trace in traces.items()}
+        lacking = [side for side in traces if sides[side] is None and digests[side] is None]
+        if lacking or not rows:
+            return CheckpointComparison(name, "not observable", _why_not(name, lacking, traces, bool(rows)))
+        mixed = [side for side in traces if digests[side] is None]
+        if mixed:
+            raise ValueError(f"the {mixed[0]} has values and no digest, the other side has a digest and no values")
+        sides = digests
+    left, right = sides[CANDIDATE], sides[REFERENCE]
+    assert left is not None and right is not None
+    both = sorted(set(left.rows) & set(right.rows))
+    if not both:
+        raise ValueError("the two sides recorded different rows of it")
+    missing = {side: len(rows) - len(has.rows) for side, has in ((CANDIDATE, left), (REFERENCE, right))}
+    a, b, note = reconcile(_at(left, both), _at(right, both))
+    chosen = [rows[index] for index in both]
+    compared = _judge(name, a, b, chosen, policy, estimated)
+    return replace(compared, note=note, rows_missing={side: count for side, count in missing.items() if count})
+
+
+def _at(side: Gathered, rows: list[int]) -> torch.Tensor:
+    if len(rows) == len(side.rows):
+        return side.tensor
+    place = {row: index for index, row in enumerate(side.rows)}
+    return side.tensor[[place[row] for row in rows]]
+
+
+def _gather_digest(trace: Recorded, name: str, places: Sequence[Place]) -> Gathered | None:
+    if trace.structure is None:
+        return None
+    return gather(trace, name, places, lambda step: joined_digest(trace, step, name))
+
+
+def _why_not(name: str, lacking: list[str], traces: Mapping[str, Recorded], any_rows: bool) -> str:
+    if not any_rows:
+        return "no row is on both sides"
+    words = []
+    for side in lacking:
+        trace = traces[side]
+        reasons = [entry.failures[name] for entry in trace.steps(trace.ranks[0]) if name in entry.failures]
+        words.append(f"not recorded by the {side}" + (f" ({reasons[0]})" if reasons else ""))
+    return "; ".join(words)
+
+
+def _wrong_slots(side: Gathered, rows: Sequence[PairedRow]) -> tuple[RowKey, ...]:
+    """Rows whose canonical slot, the position that the block table gives it, is not their own position."""
+    keys = [rows[index].key for index in side.rows]
+    return tuple(key for key, slot in zip(keys, side.tensor.reshape(-1).tolist(), strict=True) if slot != key.position)
+
+
+def _judge(
+    name: str, a: torch.Tensor, b: torch.Tensor, rows: Sequence[PairedRow], policy: TensorPolicy, estimated: bool
+) -> CheckpointComparison:
+    phases: dict[str, Metrics] = {}
+    if estimated:
+        metrics = estimate(a, b)
+        if policy.name == "seed":
+            why = "the seeds' thresholds need values, and only digests were recorded"
+            return CheckpointComparison(name, "not observable", why, metrics=metrics, rows=len(rows), estimated=True)
+    elif same_bits(a, b):
+        metrics = identical(a)
+    else:
+        metrics, phases = _measure(a, b, rows)
+    verdict, why = policy.judge(name, metrics, len(rows))
+    if verdict != "beyond" and policy.name == "derived":
+        for phase, part in phases.items():
+            count = sum(row.phase == phase for row in rows)
+            judged, reason = policy.judge(name, part, count)
+            if judged == "beyond":
+                verdict, why = judged, f"in {phase}: {reason}"
+                break
+    if estimated:
+        why += " (estimated from digests)"
+    worst = metrics.rows[0] if metrics.rows else metrics.worst_token.index if metrics.worst_token else None
+    return CheckpointComparison(
+        name,
+        verdict,
+        why,
+        metrics=metrics,
+        phases=phases,
+        rows=len(rows),
+        worst=None if worst is None or metrics.equal else rows[worst],
+        estimated=estimated,
+        seed=policy.seed_passes(metrics),
+    )
+
+
+def _measure(a: torch.Tensor, b: torch.Tensor, rows: Sequence[PairedRow]) -> tuple[Metrics, dict[str, Metrics]]:
+    """Over all rows and over those of each phase."""
+    places: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        places.setdefault(row.phase, []).append(index)
+    if len(places) == 1:
+        whole = join([measure_block(a, b)])
+        return whole, dict.fromkeys(places, whole)
+    blocks = {phase: measure_block(a[indices], b[indices]).at(indices) for phase, indices in places.items()}
+    return join(list(blocks.values())), {phase: join([block]) for phase, block in blocks.items()}
+
+
+def _compare_by_order(
+    name: str, candidate: Recorded, reference: Recorded, pairing: Pairing, policy: TensorPolicy
+) -> CheckpointComparison:
+    pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
+    rows: list[PairedRow] = []
+    notes: list[str] = []
+    lacking: dict[str, int] = {}
+    for left_step, right_step in pairing.steps:
+        left, right = candidate.joined(left_step, name), reference.joined(right_step, name)
+        if left is None or right is None:
+            for side, value in ((CANDIDATE, left), (REFERENCE, right)):
+                if value is None:
+                    lacking[side] = lacking.get(side, 0) + 1
+            continue
+        a, b, note = reconcile(left, right)
+        if not a.dim():
+            a, b = a.reshape(1), b.reshape(1)
+        pieces.append((a, b))
+        notes += [note] if note else []
+        rows += [
+            PairedRow(
+                RowKey(f"step {left_step}", row, 0), "", Place(left_step, row, None), Place(right_step, row, None)
+            )
+            for row in range(a.shape[0])
+        ]
+    if not pieces:
+        sides = " and ".join(sorted(lacking)) or "either side"
+        return CheckpointComparison(name, "not observable", f"not recorded by the {sides}")
+    shapes = {tuple(a.shape[1:]) for a, _ in pieces}
+    if len(shapes) > 1:
+        raise ValueError(f"its shape changes from step to step: {sorted(shapes)}")
+    a, b = (torch.cat(side) for side in zip(*pieces, strict=True))
+    compared = _judge(name, a, b, rows, policy, estimated=False)
+    return replace(compared, note="; ".join(dict.fromkeys(notes)), rows_missing=lacking)

@@ -1,0 +1,287 @@
+"""From what was compared to what is wrong: a pure planner that names origins and never receivers.
+
+An origin is a place whose inputs are right and whose result is not. In order of certainty: inputs that were not asked
+for, weights that differ from the checkpoint, cache slots that belong elsewhere, operators that added more than
+rounding to their own inputs, and last what only differs between the sides. Each explains what differs behind it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from align.checkpoints.table import kinds, parse
+from align.compare.added import Added
+from align.compare.checkpoint import SLOTS, CheckpointComparison
+from align.compare.histories import InputDifference
+from align.compare.rows import CANDIDATE, REFERENCE, RowKey
+from align.compare.tensors import TensorComparison
+from align.findings import Finding
+from align.trace.format import POSITIONS
+
+#: How many names a finding lists in its evidence.
+LISTED = 16
+_END = (1 << 31, 0)
+
+
+def locate(
+    comparison: TensorComparison | None,
+    weights_audit: Mapping[str, Sequence[Mapping[str, Any]]],
+    tokens_differ: bool,
+) -> list[Finding]:
+    """What is wrong, the headline first; empty if nothing is.
+
+    Args:
+        comparison: ``None`` if no tensors were recorded.
+        weights_audit: side → records with ``parameter``, ``status``, ``kind``, ``layer``, ``rows``, ``rows_total``,
+            ``max_abs``, ``rank`` and ``live`` (the engine's parameter, with its part if it is fused).
+        tokens_differ: by more than near-ties.
+    """
+    found = [] if comparison is None else _inputs(comparison)
+    known = [] if comparison is None else [checkpoint.name for checkpoint in comparison.checkpoints]
+    found += _weights(weights_audit, known)
+    if comparison is not None:
+        slots = _slots(comparison)
+        origins = slots + _operators(comparison, slots)
+        found += sorted(origins, key=_order)
+        found += _unexplained(comparison, found)
+    if tokens_differ and not found:
+        found.append(
+            Finding(
+                "UNLOCATED",
+                "tokens",
+                evidence={"what": "the tokens differ by more than near-ties, and no recorded tensor tells why"},
+                next="repeat the case with one request at a time, then with fewer tokens",
+            )
+        )
+    return found
+
+
+def _order(finding: Finding) -> tuple[int, int]:
+    return _END if finding.checkpoint is None else parse(finding.checkpoint).order
+
+
+def _listed(names: Sequence[str]) -> dict[str, Any]:
+    return {"others": list(names[:LISTED]), "others_total": len(names)} if names else {}
+
+
+# ----------------------------------------------------------------------------------------------------------- inputs
+
+
+def _inputs(comparison: TensorComparison) -> list[Finding]:
+    groups: dict[tuple[str, str | None], list[InputDifference]] = defaultdict(list)
+    for difference in comparison.pairing.inputs:
+        groups[difference.key, difference.side].append(difference)
+    return [_input_finding(key, side, group) for (key, side), group in groups.items()]
+
+
+def _input_finding(key: str, side: str | None, group: Sequence[InputDifference]) -> Finding:
+    first = group[0]
+    what = f"{first.request} position {first.position}: candidate {first.candidate}, reference {first.reference}"
+    if first.expected is not None:
+        what += f", asked for {first.expected}"
+    return Finding(
+        "INPUT",
+        key,
+        side=side,
+        requests=tuple(dict.fromkeys(difference.request for difference in group)),
+        positions=tuple(dict.fromkeys(difference.position for difference in group)),
+        evidence={"what": what},
+        next=f"compare what the {side} was asked for with what its model received"
+        if side
+        else "give both sides the same token ids",
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- weights
+
+
+def _weights(audit: Mapping[str, Sequence[Mapping[str, Any]]], known: Sequence[str]) -> list[Finding]:
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for side, records in audit.items():
+        for record in records:
+            if record["status"] == "differs":
+                groups[side, record["kind"]].append(record)
+    findings = [_weight_finding(side, kind, group, set(known)) for (side, kind), group in groups.items()]
+    return sorted(findings, key=_order)
+
+
+def _weight_finding(side: str, kind: str, group: Sequence[Mapping[str, Any]], known: set[str]) -> Finding:
+    ordered = sorted(group, key=lambda record: (record["layer"] is not None, record["layer"] or 0))
+    first = ordered[0]
+    same = [record for record in ordered if record["parameter"] == first["parameter"]]
+    others = list(dict.fromkeys(record["parameter"] for record in ordered if record["parameter"] != first["parameter"]))
+    layer = first["layer"]
+    checkpoint = kinds()[kind].at(layer) if kind in kinds() else None
+    if f"{checkpoint}_partial" in known:
+        checkpoint = f"{checkpoint}_partial"  # the product with this rank's part, before the reduce
+    rows = sorted({row for record in same for row in record["rows"]})
+    live = first.get("live") or ""
+    place = f" ({live})" if live and live != first["parameter"] else ""
+    return Finding(
+        "B",
+        "weights",
+        side=side,
+        checkpoint=checkpoint,
+        layer=layer,
+        ranks=tuple(sorted({record["rank"] for record in same})),
+        evidence={
+            "what": f"{first['parameter']}{place} differs from the checkpoint in "
+            f"{first['rows_total']} rows: {', '.join(map(str, rows[:4]))}{' …' if len(rows) > 4 else ''}",
+            "parameter": first["parameter"],
+            "live": live,
+            "rows": rows,
+            "rows_total": first["rows_total"],
+            "max_abs": max(record["max_abs"] for record in same),
+            **_listed(others),
+        },
+        next=f"see how the {side} loads {first['parameter']}",
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ slots
+
+
+def _slots(comparison: TensorComparison) -> list[Finding]:
+    found = []
+    for side in (CANDIDATE, REFERENCE):
+        wrong = [checkpoint for checkpoint in comparison.checkpoints if side in checkpoint.wrong_slots]
+        if wrong:
+            first = wrong[0]
+            rows: tuple[RowKey, ...] = first.wrong_slots[side]
+            found.append(
+                Finding(
+                    "A",
+                    "slots",
+                    side=side,
+                    checkpoint=first.name,
+                    layer=first.layer,
+                    requests=tuple(dict.fromkeys(row.request for row in rows)),
+                    positions=tuple(row.position for row in rows[:LISTED]),
+                    evidence={
+                        "what": f"{len(rows)} of {first.rows} tokens are written to slots of another position or "
+                        f"request, first {rows[0].request} position {rows[0].position}",
+                        "rows_total": len(rows),
+                        **_listed([checkpoint.name for checkpoint in wrong[1:]]),
+                    },
+                    next=f"see how the {side} computes kv_start_indices from its block table",
+                )
+            )
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------- operators
+
+
+def _operators(comparison: TensorComparison, slots: Sequence[Finding]) -> list[Finding]:
+    groups: dict[tuple[str, str], list[tuple[CheckpointComparison, Added]]] = defaultdict(list)
+    for checkpoint in comparison.checkpoints:
+        for side, added in checkpoint.added.items():
+            if added.verdict == "beyond" and not _by_slots(side, checkpoint, slots):
+                groups[side, checkpoint.kind].append((checkpoint, added))
+    return [_operator_finding(side, group) for (side, _), group in groups.items()]
+
+
+def _by_slots(side: str, checkpoint: CheckpointComparison, slots: Sequence[Finding]) -> bool:
+    """Attention that reads a cache whose slots are wrong is not itself at fault."""
+    return checkpoint.kind == "attn.out" and any(
+        finding.side == side and (finding.layer or 0) <= (checkpoint.layer or 0) for finding in slots
+    )
+
+
+def _operator_finding(side: str, group: Sequence[tuple[CheckpointComparison, Added]]) -> Finding:
+    checkpoint, added = group[0]
+    beyond = [part for part in added.parts if part.residual.verdict == "beyond"]
+    phases = {part.phase for part in beyond}
+    residual = beyond[0].residual
+    row = residual.row_name
+    return Finding(
+        "B",
+        "operator",
+        side=side,
+        checkpoint=checkpoint.name,
+        layer=checkpoint.layer,
+        phase=next(iter(phases)) if len(phases) == 1 else None,
+        requests=() if row is None else (row[0],),
+        positions=() if row is None else (row[1],),
+        ranks=tuple(sorted({part.rank for part in beyond})),
+        evidence={
+            "what": f"{residual.operator}: {added.why}",
+            "operator": residual.operator,
+            "ratio": residual.ratio,
+            "allowed": residual.allowed,
+            "rel_l2_added": residual.rel_l2,
+            "rows": residual.rows,
+            "channel": residual.channel,
+            "layers": [other.layer for other, _ in group],
+            **_listed([other.name for other, _ in group[1:]]),
+        },
+        next=f"read how the {side} calls {residual.operator} for {checkpoint.name}: arguments, order, dtype and shape",
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- unexplained
+
+
+def _unexplained(comparison: TensorComparison, known: Sequence[Finding]) -> list[Finding]:
+    """What differs between the sides although its inputs do not, unless something before it explains that."""
+    if any(finding.path == "INPUT" and finding.kind == POSITIONS for finding in known):
+        return []
+    explained = min((_order(finding) for finding in known if finding.checkpoint is not None), default=None)
+    by_name = {checkpoint.name: checkpoint for checkpoint in comparison.checkpoints}
+    origins = []
+    for checkpoint in comparison.checkpoints:
+        if checkpoint.verdict != "beyond" or checkpoint.kind == SLOTS or _receives(checkpoint, by_name):
+            continue
+        if explained is not None and checkpoint.kind in kinds() and parse(checkpoint.name).order >= explained:
+            continue
+        origins.append(checkpoint)
+    if not origins:
+        return []
+    first, others = origins[0], [checkpoint.name for checkpoint in origins[1:]]
+    row = first.worst
+    agree = {
+        "equal": "its inputs are equal",
+        "within": "its inputs agree within rounding",
+        "unknown": "one hop later: not all of its inputs were recorded",
+        "beyond": "its inputs differ",
+    }[first.inputs_state]
+    return [
+        Finding(
+            "B",
+            "unexplained",
+            checkpoint=first.name if first.kind in kinds() else None,
+            layer=first.layer,
+            phase=None if row is None else row.phase or None,
+            step=None if row is None else row.candidate.step,
+            requests=() if row is None else (row.key.request,),
+            positions=() if row is None else (row.key.position,),
+            evidence={
+                "what": f"{first.name} differs between the sides ({first.why}); {agree}",
+                "name": first.name,
+                "inputs": dict(first.inputs or ()),
+                "inputs_state": first.inputs_state,
+                "added": {side: added.verdict for side, added in first.added.items()},
+                **_listed(others),
+            },
+            next=f"record the values of {first.name} and of its inputs, and recompute it in float64 on both sides",
+        )
+    ]
+
+
+def _receives(checkpoint: CheckpointComparison, by_name: Mapping[str, CheckpointComparison]) -> bool:
+    """Whether the nearest inputs that were compared are beyond: through what was not compared, however far."""
+    pending = [name for name, _ in checkpoint.inputs or ()]
+    seen: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in seen or name not in by_name:
+            continue
+        seen.add(name)
+        other = by_name[name]
+        if other.verdict == "beyond":
+            return True
+        if not other.compared:
+            pending += [further for further, _ in other.inputs or ()]
+    return False

@@ -1,0 +1,273 @@
+"""Judges the error that an operator added, from the sums that were kept of it inside the worker.
+
+With ``e`` the error and ``r`` the recomputed result of an element, both divided by the element's magnitude (see
+:mod:`align.checkpoints.recompute`), and ``u`` the unit roundoff of the dtype, three things must hold for an operator
+that only rounds:
+
+* **element**: ``|e| <= c u`` for ``c`` roundings. A bound, not a matter of chance.
+* **gain**: ``sum(e r) / sum(r r)``, the factor by which a token, channel or head is too large or too small. Roundings
+  that do not know of each other have a deviation of at most ``sqrt(c / 3) u`` each (uniform over ``±u``), the gain one
+  of ``sqrt(c / 3) u / sqrt(sum(r r))``; ``z`` times that is allowed, because very many are tested. What may err in
+  common is allowed in full: ``gain_roundings`` within one token, and ``c`` within one channel, as the rows of a channel
+  may be equal (a repeated token, attention to the first key alone) and are then rounded alike. For the same reason a
+  head is tested as if its sums came from one row.
+* **norm**: the root mean square of ``e`` over the channels of a token is at most that of independent roundings.
+
+Everything is relative to magnitudes, which are never smaller than the result: so an outlier channel counts as one
+channel and not as all of them. Pure functions; the policy is data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import inf, prod, sqrt
+from typing import Any, Literal
+
+import torch
+
+from align.checkpoints.bounds import OperatorBound, bounds, unit_roundoff
+
+Tensor = torch.Tensor
+Outcome = Literal["within", "beyond", "not observable"]
+
+
+@dataclass(frozen=True)
+class ResidualPolicy:
+    """What an operator's error may be, apart from any result.
+
+    Attributes:
+        dtype: the model's, by name.
+        operators: bound of each operator.
+        z: deviations allowed to sums of independent roundings. At 6 one of 1e9 tests fails by chance.
+        slack: factor on the element's bound, for float32 arithmetic of kernel and recomputation.
+    """
+
+    dtype: str
+    operators: Mapping[str, OperatorBound]
+    z: float = 6.0
+    slack: float = 1.02
+
+    @classmethod
+    def for_dtype(cls, dtype: str) -> ResidualPolicy:
+        """The policy of ``operators.tsv``.
+
+        Raises:
+            ValueError: unknown dtype.
+        """
+        unit_roundoff(dtype)
+        return cls(dtype=dtype, operators=dict(bounds()))
+
+    @property
+    def unit(self) -> float:
+        """Unit roundoff of the dtype."""
+        return unit_roundoff(self.dtype)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; :meth:`from_json` restores it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ResidualPolicy:
+        """Restore what :meth:`to_json` gave."""
+        operators = {name: OperatorBound(**row) for name, row in data["operators"].items()}
+        return cls(dtype=data["dtype"], operators=operators, z=data["z"], slack=data["slack"])
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The member of a group (tokens, channels, heads) that is nearest to its limit or farthest beyond it.
+
+    Attributes:
+        index: of the token in the order given, flat canonical channel, or head; 0 for a kind without heads.
+        value: its gain (a factor minus 1) or root mean square error relative to the magnitude.
+        allowed: the limit for this one.
+    """
+
+    index: int
+    value: float
+    allowed: float
+
+    @property
+    def beyond(self) -> bool:
+        return not abs(self.value) <= self.allowed
+
+
+@dataclass(frozen=True)
+class ResidualVerdict:
+    """One operator's error and what it may be.
+
+    Attributes:
+        name: the checkpoint.
+        operator: that produced it.
+        verdict: ``within``, ``beyond`` or ``not observable``.
+        why: one sentence for ``beyond`` and ``not observable``, empty otherwise.
+        rows: how many rows were recomputed.
+        ratio: largest element error in units of ``u × magnitude``.
+        allowed: the most that ``ratio`` may be.
+        row: which row (in the order given) and ``channel`` had it; -1 if unknown.
+        gain_token, gain_channel, gain_head: worst gains; ``None`` if there was nothing to divide by.
+        norm_token: worst root mean square error of a token.
+        rel_l2: root of sum e² over sum r² of all tokens.
+        row_name: (request, position) of the worst token by gain or norm, whichever is farther from its limit.
+        non_finite: elements that are not finite although the operator's exact result is.
+    """
+
+    name: str
+    operator: str
+    verdict: Outcome
+    why: str
+    rows: int = 0
+    ratio: float = 0.0
+    allowed: float = 0.0
+    row: int = -1
+    channel: int = -1
+    gain_token: Worst | None = None
+    gain_channel: Worst | None = None
+    gain_head: Worst | None = None
+    norm_token: Worst | None = None
+    rel_l2: float | None = None
+    row_name: tuple[str, int] | None = None
+    non_finite: int = 0
+
+
+def largest_of(maxima: Sequence[Tensor]) -> Tensor:
+    """Fold ``NAME#res_max`` of several steps or ranks, ``[4]`` each: the row with the largest ratio, and all counts."""
+    assert maxima, "nothing to fold"
+    worst = max(maxima, key=lambda one: inf if one[0].isnan() else float(one[0])).clone()
+    worst[3] = sum(float(one[3]) for one in maxima)
+    return worst
+
+
+def _worst(values: Tensor, allowed: Tensor, known: Tensor) -> Worst | None:
+    """The member with the largest ``|value| / allowed`` among those of ``known``; a limit of 0 allows 0 alone."""
+    if not bool(known.any()):
+        return None
+    excess = (values.abs() / allowed).nan_to_num(nan=0.0, posinf=inf)  # 0 / 0: no error where none is allowed
+    index = int(excess.masked_fill(~known, -1.0).argmax())
+    return Worst(index, float(values[index]), float(allowed[index]))
+
+
+def _gain(sums: Tensor, common: float, deviation: float, share: float = 1.0) -> Worst | None:
+    """The worst gain of ``sums`` ``[..., 3]``; of their squares a ``share`` counts as independent."""
+    _, squared, product = sums.double().reshape(-1, 3).unbind(-1)
+    known = squared > 0
+    safe = squared.masked_fill(~known, 1.0)
+    return _worst(product / safe, common + deviation / (safe * share).sqrt(), known)
+
+
+def judge(
+    name: str,
+    operator: str,
+    policy: ResidualPolicy,
+    *,
+    tokens: Tensor | None = None,
+    largest: Tensor | None = None,
+    channels: Tensor | None = None,
+    channel_rows: int = 0,
+    width: int = 0,
+    row_names: Sequence[tuple[str, int]] = (),
+) -> ResidualVerdict:
+    """Judge one checkpoint of one side.
+
+    Args:
+        name: the checkpoint.
+        operator: that produced it, see :meth:`Structure.operator`.
+        policy: what is allowed.
+        tokens: ``[R, 3]`` sums of every recomputed row (``#res_tok``): e², r², e·r over channels. Steps are
+            concatenated, ranks that hold shards are added. Rows of NaN could not be recomputed.
+        largest: ``[4]`` (``#res_max``), folded by :func:`largest_of`.
+        channels: ``[3, *channels]`` (``#res_ch``): the same sums over rows. Of two axes the first are heads.
+        channel_rows: how many rows ``channels`` sums over; too high a count makes the test of heads milder, not wrong.
+        width: number of channels of a row, if ``channels`` is not given.
+        row_names: (request, position) of each row of ``tokens``.
+    """
+    bound = policy.operators.get(operator)
+    if bound is None:
+        return ResidualVerdict(name, operator, "not observable", f"the operator {operator} is not recomputed")
+    known = None if tokens is None else ~tokens.isnan().any(1)
+    rows = channel_rows if known is None else int(known.sum())
+    if rows == 0 or largest is None:
+        return ResidualVerdict(name, operator, "not observable", "no row was recomputed")
+    unit = policy.unit
+    count = bound.max_roundings
+    deviation = sqrt(count / 3) * unit
+    common = bound.gain_roundings * unit
+    gain_token = norm = gain_channel = gain_head = None
+    rel_l2: float | None = None
+    shape = () if channels is None else tuple(channels.shape[1:])
+    width = prod(shape) if channels is not None else width
+    if tokens is not None and known is not None:
+        tokens = tokens.masked_fill(~known[:, None], 0.0)
+        gain_token = _gain(tokens, common, policy.z * deviation)
+        total = tokens.double().sum(0)
+        rel_l2 = sqrt(float(total[0] / total[1])) if float(total[1]) > 0 else None
+        if width:
+            rms = (tokens[:, 0].double() / width).sqrt()
+            limit = sqrt(deviation**2 * (1 + policy.z * sqrt(2 / width)) + common**2)
+            norm = _worst(rms, torch.full_like(rms, limit), known)
+    if channels is not None and channel_rows:
+        gain_channel = _gain(channels.reshape(3, -1).T, count * unit, policy.z * deviation)
+        heads = channels.double().sum(-1).reshape(3, -1).T
+        gain_head = _gain(heads, common, policy.z * deviation, 1 / channel_rows)
+    ratio, non_finite = float(largest[0]), int(largest[3])
+    allowed = count * policy.slack
+    row_name = _row_name(row_names, gain_token, norm)
+    reasons = _reasons(ratio, allowed, non_finite, gain_token, gain_channel, gain_head, norm, row_name)
+    return ResidualVerdict(
+        name=name,
+        operator=operator,
+        verdict="beyond" if reasons else "within",
+        why="; ".join(reasons),
+        rows=rows,
+        ratio=ratio,
+        allowed=allowed,
+        row=int(largest[1]),
+        channel=int(largest[2]),
+        gain_token=gain_token,
+        gain_channel=gain_channel,
+        gain_head=gain_head,
+        norm_token=norm,
+        rel_l2=rel_l2,
+        row_name=row_name,
+        non_finite=non_finite,
+    )
+
+
+def _row_name(names: Sequence[tuple[str, int]], gain: Worst | None, norm: Worst | None) -> tuple[str, int] | None:
+    found = [one for one in (gain, norm) if one is not None and one.index < len(names)]
+    if not found:
+        return None
+    worst = max(found, key=lambda one: abs(one.value) / one.allowed if one.allowed else abs(one.value))
+    return names[worst.index]
+
+
+def _reasons(
+    ratio: float,
+    allowed: float,
+    non_finite: int,
+    token: Worst | None,
+    channel: Worst | None,
+    head: Worst | None,
+    norm: Worst | None,
+    row_name: tuple[str, int] | None,
+) -> list[str]:
+    """Why the operator did more than round; empty if it did not."""
+    found = []
+    if non_finite:
+        found.append(f"{non_finite} elements are not finite although the exact result is")
+    if not ratio <= allowed:
+        found.append(f"an element is off by {ratio:.3g} roundings of its magnitude, {allowed:.3g} are possible")
+    at = "" if row_name is None else f" ({row_name[0]} position {row_name[1]})"
+    for what, worst in (("token", token), ("channel", channel), ("head", head)):
+        if worst is not None and worst.beyond:
+            place = at if what == "token" else ""
+            found.append(
+                f"{what} {worst.index}{place} is {1 + worst.value:.5g} times the exact result; rounding reaches "
+                f"{1 + worst.allowed:.5g}"
+            )
+    if norm is not None and norm.beyond:
+        found.append(
+            f"token {norm.index}{at} is off by {norm.value:.3g} of its magnitude; rounding reaches {norm.allowed:.3g}"
+        )
+    return found

@@ -1,0 +1,133 @@
+"""What a comparison needs of a side, and the rows that a side recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from align.checkpoints.shards import Shard
+from align.checkpoints.table import Structure
+from align.trace.format import POSITIONS, TOKEN_IDS, StepEntry
+
+CANDIDATE, REFERENCE = "candidate", "reference"
+
+
+class Recorded(Protocol):
+    """What a comparison needs of a side: :class:`align.trace.reader.Trace` and directories of `.pt` files have it.
+
+    A ``structure`` of ``None`` means that :meth:`keys` are whatever somebody called them. Real steps without ``rows``
+    are paired by row order.
+    """
+
+    @property
+    def directory(self) -> Path: ...
+
+    @property
+    def manifest(self) -> Mapping[str, Any]: ...
+
+    @property
+    def structure(self) -> Structure | None: ...
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    def shard(self, rank: int, kind: str) -> Shard | None: ...
+
+    def steps(self, rank: int = 0) -> tuple[StepEntry, ...]: ...
+
+    def keys(self, rank: int, step: int) -> frozenset[str]: ...
+
+    def tensor(self, rank: int, step: int, key: str) -> torch.Tensor | None: ...
+
+    def accumulated(self, rank: int, which: str, phase: str) -> Mapping[str, torch.Tensor]: ...
+
+    def joined(self, step: int, name: str) -> torch.Tensor | None: ...
+
+
+class RowKey(NamedTuple):
+    """What a row is about, whatever the batch looked like."""
+
+    request: str
+    position: int
+    occurrence: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a side recorded a row: step, index among the step's rows, index among its logits rows if it has one."""
+
+    step: int
+    index: int
+    head: int | None
+
+
+@dataclass(frozen=True)
+class PairedRow:
+    """One row on both sides; ``phase`` is the candidate's."""
+
+    key: RowKey
+    phase: str
+    candidate: Place
+    reference: Place
+
+
+@dataclass(frozen=True)
+class SideRows:
+    """One side's rows: places, phases, what it was fed, and which of that it did not record in every step."""
+
+    places: Mapping[RowKey, Place]
+    phases: Mapping[RowKey, str]
+    fed: Mapping[str, Mapping[RowKey, int]]
+    unrecorded: frozenset[str]
+
+
+def real_steps(trace: Recorded) -> tuple[StepEntry, ...]:
+    """Steps that served requests, as the first rank saw them. (Groups of data parallelism will each have theirs.)"""
+    return tuple(entry for entry in trace.steps(trace.ranks[0]) if not entry.dummy)
+
+
+def keys_of(trace: Recorded, rank: int, step: int) -> frozenset[str]:
+    """What a step holds; nothing if its file is damaged, of which every single record will say why."""
+    try:
+        return trace.keys(rank, step)
+    except Exception:  # whatever is wrong with one file
+        return frozenset()
+
+
+def read_rows(trace: Recorded) -> SideRows:
+    """All rows of a side.
+
+    Raises:
+        ValueError: the trace cannot be read.
+    """
+    places: dict[RowKey, Place] = {}
+    phases: dict[RowKey, str] = {}
+    fed: dict[str, dict[RowKey, int]] = {TOKEN_IDS: {}, POSITIONS: {}}
+    unrecorded = set()
+    for entry in real_steps(trace):
+        keys = [
+            RowKey(span.request, position, span.occurrence)
+            for span in entry.rows
+            for position in range(span.start, span.start + span.count)
+        ]
+        heads = {row: index for index, row in enumerate(entry.logits_rows)}
+        for index, key in enumerate(keys):
+            places[key] = Place(entry.step, index, heads.get((key.request, key.position)))
+            phases[key] = entry.phase
+        for name, values in fed.items():
+            try:
+                recorded = trace.tensor(trace.ranks[0], entry.step, name)
+            except ValueError:
+                recorded = None  # the step's file is damaged
+            if recorded is None or name in entry.failures or recorded.numel() != len(keys):
+                unrecorded.add(name)
+            else:
+                values.update(zip(keys, recorded.reshape(-1).tolist(), strict=True))
+    return SideRows(places, phases, fed, frozenset(unrecorded))

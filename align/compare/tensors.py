@@ -1,0 +1,170 @@
+"""Compares two traces checkpoint by checkpoint, layer 0 first, in the order in which the model computes.
+
+What cannot be compared says why and is no pass: a checkpoint that a side did not record is ``not observable``, one
+whose record is damaged or of another shape is ``not comparable``. Neither stops the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from align.checkpoints.table import Structure, parse
+from align.compare.added import judge_added
+from align.compare.checkpoint import CheckpointComparison, Verdict, compare_checkpoint
+from align.compare.coverage import Coverage, cover, recorded_names
+from align.compare.pairing import Pairing, pair_rows
+from align.compare.policy import TensorPolicy
+from align.compare.rows import CANDIDATE, REFERENCE, Recorded
+
+__all__ = ["CheckpointComparison", "TensorComparison", "Verdict", "compare_traces", "ordered_names"]
+
+#: Called with (checkpoints done, of how many, the next one's name).
+Progress = Callable[[int, int, str], None]
+_LAYER = re.compile(r"\D{0,8}(\d+)[._]")
+
+
+@dataclass(frozen=True)
+class TensorComparison:
+    """Two traces.
+
+    Attributes:
+        policy: the thresholds that were used.
+        checkpoints: layer 0 first, in the table's order.
+        coverage: by side, and ``paired`` for what was compared.
+        pairing: which rows belong together, what does not, and which inputs differ.
+        drift: (layer, relative L2 of the residual stream that enters it, what rounding predicts).
+        notes: what could not be checked.
+    """
+
+    policy: TensorPolicy
+    checkpoints: tuple[CheckpointComparison, ...]
+    coverage: Mapping[str, Coverage]
+    pairing: Pairing
+    drift: tuple[tuple[int, float, float], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def get(self, name: str) -> CheckpointComparison | None:
+        """One checkpoint, if it is there."""
+        return next((checkpoint for checkpoint in self.checkpoints if checkpoint.name == name), None)
+
+    @property
+    def first_divergence(self) -> CheckpointComparison | None:
+        """The first checkpoint beyond the policy, layer 0 first; its ``inputs_state`` says whether its inputs agree."""
+        return next((checkpoint for checkpoint in self.checkpoints if checkpoint.verdict == "beyond"), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form; of the pairing only what is not a row."""
+        pairing = asdict(replace(self.pairing, rows=()))
+        first = self.first_divergence
+        return {
+            "policy": self.policy.to_dict(),
+            "first_divergence": None if first is None else {"name": first.name, "inputs_state": first.inputs_state},
+            "checkpoints": [checkpoint.to_dict() for checkpoint in self.checkpoints],
+            "coverage": {side: coverage.to_dict() for side, coverage in self.coverage.items()},
+            "pairing": {**pairing, "rows": len(self.pairing.rows)},
+            "drift": [list(entry) for entry in self.drift],
+            "notes": list(self.notes),
+        }
+
+
+def compare_traces(
+    candidate: Recorded, reference: Recorded, policy: TensorPolicy, progress: Progress | None = None
+) -> TensorComparison:
+    """Compare two sides.
+
+    Raises:
+        ValueError: a trace cannot be read at all. A single bad record becomes ``not comparable`` instead.
+    """
+    pairing = pair_rows(candidate, reference)
+    names = ordered_names(candidate, reference)
+    added = {CANDIDATE: judge_added(candidate), REFERENCE: judge_added(reference)}
+    structure = reference.structure or candidate.structure
+    found: dict[str, CheckpointComparison] = {}
+    for done, name in enumerate(names):
+        if progress is not None:
+            progress(done, len(names), name)
+        try:
+            compared = compare_checkpoint(name, candidate, reference, pairing, policy)
+        except Exception as error:  # one bad record never aborts the whole, whatever is wrong with it
+            reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            compared = CheckpointComparison(name, "not comparable", reason)
+        layer, kind = _about(name)
+        sides = {side: about[name] for side, about in added.items() if name in about}
+        inputs = _inputs(name, structure, found)
+        found[name] = replace(compared, layer=layer, kind=kind, added=sides, inputs=inputs)
+    coverage = {
+        CANDIDATE: cover(candidate, _expected(candidate, names)),
+        REFERENCE: cover(reference, _expected(reference, names)),
+        "paired": _paired(tuple(found.values())),
+    }
+    return TensorComparison(policy, tuple(found.values()), coverage, pairing, _drift(found, policy), pairing.notes)
+
+
+def ordered_names(*traces: Recorded) -> tuple[str, ...]:
+    """What the models have and what was recorded beyond that, in order."""
+    names: set[str] = set()
+    for trace in traces:
+        names |= recorded_names(trace)
+        if trace.structure is not None:
+            names |= {str(name) for name in trace.structure.names()}
+    return tuple(sorted(names, key=_order))
+
+
+def _order(name: str) -> tuple[int, int, str]:
+    try:
+        return (*parse(name).order, name)
+    except ValueError:
+        match = _LAYER.match(name)  # layer0_any_operator
+        return (int(match[1]) if match else 1 << 30, 1 << 20, name)
+
+
+def _about(name: str) -> tuple[int | None, str]:
+    try:
+        parsed = parse(name)
+    except ValueError:
+        return None, name
+    return parsed.layer, parsed.kind.name
+
+
+def _expected(trace: Recorded, names: tuple[str, ...]) -> tuple[str, ...]:
+    """What a side should have: what its model has, or what anybody recorded if that is not known."""
+    return names if trace.structure is None else tuple(str(name) for name in trace.structure.names())
+
+
+def _inputs(
+    name: str, structure: Structure | None, found: Mapping[str, CheckpointComparison]
+) -> tuple[tuple[str, Verdict], ...] | None:
+    if structure is None:
+        return None
+    try:
+        parsed = parse(name)
+    except ValueError:
+        return None
+    inputs = [str(other) for other in structure.inputs(parsed)]
+    return tuple((other, found[other].verdict if other in found else "not observable") for other in inputs)
+
+
+def _paired(checkpoints: Sequence[CheckpointComparison]) -> Coverage:
+    compared = [checkpoint for checkpoint in checkpoints if checkpoint.compared]
+    partial = [checkpoint.name for checkpoint in compared if checkpoint.rows_missing]
+    return Coverage(
+        expected=len(checkpoints),
+        observed=len(compared) - len(partial),
+        missing=tuple(checkpoint.name for checkpoint in checkpoints if not checkpoint.compared),
+        partial=tuple(partial),
+        why=tuple((checkpoint.name, checkpoint.why) for checkpoint in checkpoints if not checkpoint.compared),
+    )
+
+
+def _drift(found: Mapping[str, CheckpointComparison], policy: TensorPolicy) -> tuple[tuple[int, float, float], ...]:
+    return tuple(
+        (checkpoint.layer, checkpoint.metrics.rel_l2, policy.predicted(checkpoint.layer))
+        for checkpoint in found.values()
+        if checkpoint.kind == "block_in"
+        and checkpoint.layer is not None
+        and checkpoint.metrics is not None
+        and checkpoint.metrics.rel_l2 is not None
+    )

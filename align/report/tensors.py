@@ -1,0 +1,132 @@
+"""The tensors of both sides: coverage, the first divergent checkpoint, the worst of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from align.compare.tensors import CheckpointComparison, TensorComparison
+from align.findings import Finding
+
+_SHOWN_LAYERS = 12
+_SHOWN_MISSING = 4
+_STYLES = {"equal": "green", "within": "green", "beyond": "red"}
+_INPUTS = {
+    "equal": "its inputs are equal",
+    "within": "its inputs agree within rounding",
+    "beyond": "its inputs differ already",
+    "unknown": "its inputs were not compared",
+}
+
+
+def show_tensors(
+    console: Console, tensors: TensorComparison, findings: Sequence[Finding] = (), verbose: bool = False
+) -> None:
+    """Coverage, then what is beyond, then a line per layer."""
+    _show_coverage(console, tensors)
+    first = first_beyond(tensors)
+    if first is not None:
+        console.print(
+            f"first divergent checkpoint: {first.name} ({_INPUTS[first.inputs_state]}): {first.why}",
+            highlight=False,
+            markup=False,
+        )
+    headline = _headline(tensors, findings) or first
+    if headline is not None and headline.metrics is not None:
+        console.print(f"{headline.name}: {seed_numbers(headline)}", highlight=False, markup=False)
+    _show_layers(console, tensors, verbose)
+    for note in tensors.notes:
+        console.print(f"note: {note}", style="dim", highlight=False, markup=False)
+
+
+def first_beyond(tensors: TensorComparison) -> CheckpointComparison | None:
+    """The earliest checkpoint, layer 0 first, that rounding does not explain."""
+    return next((one for one in tensors.checkpoints if one.verdict == "beyond"), None)
+
+
+def _headline(tensors: TensorComparison, findings: Sequence[Finding]) -> CheckpointComparison | None:
+    named = next((finding.checkpoint for finding in findings if finding.checkpoint is not None), None)
+    return None if named is None else tensors.get(named)
+
+
+def seed_numbers(one: CheckpointComparison) -> str:
+    """The seeds' three numbers and what their thresholds say."""
+    metrics = one.metrics
+    assert metrics is not None
+    if metrics.equal:
+        return "torch.equal"
+    if metrics.rel_l2 is None:
+        return f"{metrics.rows_total} rows differ and must be equal"
+    passes = {True: "passes", False: "fails", None: "not known"}[one.seed]
+    numbers = ", ".join(
+        f"{name} {_number(value)}"
+        for name, value in (("max abs", metrics.max_abs), ("max rel", metrics.max_rel), ("cosine", metrics.cosine))
+    )
+    return f"{numbers} (the seeds' threshold: {passes}); relative L2 {_number(metrics.rel_l2)}"
+
+
+def _number(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.4g}"
+
+
+def _show_coverage(console: Console, tensors: TensorComparison) -> None:
+    words = []
+    for side, coverage in tensors.coverage.items():
+        words.append(f"{side} {coverage.percent:.4g} % of {coverage.expected}")
+    console.print(f"coverage: {', '.join(words)} checkpoints", highlight=False)
+    for side, coverage in tensors.coverage.items():
+        missing = [*coverage.missing, *coverage.partial]
+        if missing and side != "paired":
+            reasons = dict(coverage.why)
+            shown = ", ".join(
+                name + (f" ({reasons[name]})" if name in reasons else "") for name in missing[:_SHOWN_MISSING]
+            )
+            more = "" if len(missing) <= _SHOWN_MISSING else f" and {len(missing) - _SHOWN_MISSING} more"
+            text = f"not observable on the {side}: {shown}{more}"
+            console.print(text, style="yellow", highlight=False, markup=False)
+
+
+def _show_layers(console: Console, tensors: TensorComparison, verbose: bool) -> None:
+    groups: dict[str, list[CheckpointComparison]] = {}
+    for one in tensors.checkpoints:
+        groups.setdefault(f"layer {one.layer}" if one.layer is not None else one.name, []).append(one)
+    rows = [(place, members, _worst(members)) for place, members in groups.items()]
+    if not verbose and len(rows) > _SHOWN_LAYERS:
+        # Both ends, and every place where something is beyond.
+        kept = {*range(4), *range(len(rows) - 4, len(rows))}
+        kept |= {index for index, (_, members, _) in enumerate(rows) if any(m.verdict == "beyond" for m in members)}
+        chosen = [rows[index] for index in sorted(kept)][: 2 * _SHOWN_LAYERS]
+    else:
+        chosen = rows
+    table = Table(title="tensors, worst of each layer", title_justify="left", box=None, pad_edge=False)
+    for column in ("where", "equal", "within", "beyond", "not compared", "worst", "relative L2", "verdict"):
+        table.add_column(column, justify="left" if column in ("where", "worst", "verdict") else "right")
+    for place, members, worst in chosen:
+        counts = [sum(one.verdict == verdict for one in members) for verdict in ("equal", "within", "beyond")]
+        rest = len(members) - sum(counts)
+        verdict = "beyond" if counts[2] else "within" if counts[1] else "equal" if counts[0] else "not observable"
+        table.add_row(
+            Text(place),
+            *(str(count or "-") for count in (*counts, rest)),
+            Text("-" if worst is None else worst.kind or worst.name),
+            "-" if worst is None or worst.metrics is None else _number(worst.metrics.rel_l2),
+            Text(verdict, style=_STYLES.get(verdict, "yellow")),
+        )
+    console.print(table)
+    if len(chosen) < len(rows):
+        console.print(f"  … {len(rows) - len(chosen)} more layers: --verbose shows them", highlight=False)
+
+
+def _worst(members: Sequence[CheckpointComparison]) -> CheckpointComparison | None:
+    """The member whose carried tensors are furthest apart."""
+    measured = [one for one in members if one.metrics is not None and one.metrics.rel_l2]  # neither unknown nor zero
+
+    def distance(one: CheckpointComparison) -> float:
+        assert one.metrics is not None and one.metrics.rel_l2 is not None
+        return one.metrics.rel_l2 if isfinite(one.metrics.rel_l2) else float("inf")
+
+    return max(measured, key=distance, default=None)

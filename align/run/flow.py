@@ -1,0 +1,246 @@
+"""The order of a joint run: conditions, stability, tokens, then tensors along the reference's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from adapters.base import RunResult
+from align.case.schema import Case
+from align.checkpoints.table import Structure, structure_of
+from align.compare.noise import NoisePolicy
+from align.compare.tokens import compare_tokens
+from align.conditions import refuse
+from align.errors import SideError, UserError
+from align.models.info import ModelInfo
+from align.run.certify import Certifier, recorded_prompts
+from align.run.judge import accused, judge_tensors
+from align.run.manifest import manifest, write_manifest
+from align.run.recording import DEFAULT_BUDGET_MB, first_look, second_look
+from align.run.report import Report
+from align.run.session import Session
+from align.run.stability import refuse_unstable, stability
+from align.run.traces import TRACE, open_trace, trace_bytes
+from align.run.verdict import overall_verdict, tokens_verdict
+from align.trace.format import MANIFEST
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a run is to find out, apart from the case.
+
+    Attributes:
+        tensors: record and compare them; otherwise tokens alone.
+        replay: without tensors: teacher-forced replay ``auto`` (when tokens differ), ``always`` or ``never``.
+        policy: how tensors are judged.
+        allow: conditions that need not hold.
+        values: patterns of checkpoints whose values are kept; empty leaves it to the budget.
+        budget: bytes of values per side.
+    """
+
+    tensors: bool = True
+    replay: str = "auto"
+    policy: Literal["derived", "seed"] = "derived"
+    allow: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    budget: int = DEFAULT_BUDGET_MB * 10**6
+
+
+def structure_or_none(info: ModelInfo, tp: int) -> Structure | None:
+    """The model's checkpoints; ``None`` if none are defined for its architecture."""
+    try:
+        return structure_of(info.config, tp)
+    except ValueError:
+        return None
+
+
+def check_recordable(info: ModelInfo, tp: int) -> Structure:
+    """The model's checkpoints.
+
+    Raises:
+        UserError: none are defined for its architecture.
+    """
+    try:
+        return structure_of(info.config, tp)
+    except ValueError as error:
+        raise UserError(str(error), "compare the tokens alone: --no-tensors") from None
+
+
+class Flow:
+    """One joint run. :attr:`report` holds what is known, also after an error.
+
+    Args:
+        session: not yet entered; it has both sides.
+    """
+
+    def __init__(self, session: Session, case: Case, info: ModelInfo, wishes: Wishes) -> None:
+        self._session, self._case, self._info, self._wishes = session, case, info, wishes
+        self._structure = check_recordable(info, case.layout.tp) if wishes.tensors else None
+        self._certifier = Certifier(case, info, structure_or_none(info, case.layout.tp), wishes.allow)
+        self.report = Report()
+
+    def run(self) -> Report:
+        """Run to the verdict.
+
+        Raises:
+            UserError: what stopped it; the report says so too.
+        """
+        report = self.report
+        try:
+            with self._session:
+                self._stages()
+            findings = report.findings
+            report.verdict = (
+                overall_verdict(report.comparisons, findings)
+                if self._structure is not None
+                else tokens_verdict(report.comparisons)
+            )
+        except UserError as error:
+            report.reason = error.message
+            raise
+        return report
+
+    def _stages(self) -> None:
+        session, report = self._session, self.report
+        with report.timed("launch"):
+            session.launch()
+        with report.timed("conditions"):
+            self._certify()
+        with report.timed("generate"):
+            try:
+                session.generate()
+            except SideError as error:
+                self._blame_conditions(error.side)
+                raise
+            session.observe()
+        with report.timed("conditions"):
+            self._certify(ran=True)
+        with report.timed("generate again"):
+            session.generate_again()
+        self._check_stability()
+        self._compare("free", {role: side.free for role, side in session.outcome.sides.items()})
+        if self._structure is not None:
+            self._tensors(self._structure)
+        elif self._wants_replay():
+            with report.timed("replay"):
+                session.replay()
+            self._compare("replay", {role: side.replay for role, side in session.outcome.sides.items()})
+
+    def _certify(
+        self, ran: bool = False, inputs: Mapping[str, Mapping[str, Sequence[int]] | None] | None = None
+    ) -> None:
+        self.report.conditions = self._certifier.judge(self._session.outcome.sides, ran=ran, inputs=inputs)
+        refuse(self.report.conditions)
+
+    def _blame_conditions(self, role: str) -> None:
+        """A side may fail because of a condition; then that is what has to change.
+
+        Raises:
+            UserError: a condition that is false and not allowed.
+        """
+        try:
+            self._session.observe_again(role)
+        except SideError:
+            return  # it is gone, and its failure is all that is known
+        self.report.conditions = self._certifier.judge(self._session.outcome.sides, ran=True)
+        refuse([condition for condition in self.report.conditions if condition.verdict == "false"])
+
+    def _wants_replay(self) -> bool:
+        differ = bool(self.report.comparisons["free"].differences)
+        return self._wishes.replay == "always" or (self._wishes.replay == "auto" and differ)
+
+    # ------------------------------------------------------------------------------------------------------ tokens
+
+    def _check_stability(self) -> None:
+        found = []
+        for role, side in self._session.outcome.sides.items():
+            assert side.free is not None and side.again is not None
+            found.append(stability(role, side.free.generations, side.again.generations))
+        self.report.stability = tuple(found)
+        refuse_unstable(found)
+
+    def _compare(self, mode: Literal["free", "replay"], results: Mapping[str, RunResult | None]) -> None:
+        candidate, reference = results["candidate"], results["reference"]
+        assert candidate is not None and reference is not None
+        self.report.comparisons[mode] = compare_tokens(
+            candidate.generations,
+            reference.generations,
+            mode=mode,
+            policy=self._noise_policy(),
+            prompt_lengths={request.name: len(request.token_ids) for request in self._case.requests},
+        )
+
+    def _noise_policy(self) -> NoisePolicy:
+        """The dtype's, for logits as large as the free run's."""
+        policy = NoisePolicy.for_dtype(self._case.dtype, self._info.layers)
+        free = [side.free for side in self._session.outcome.sides.values() if side.free is not None]
+        return policy.at(peak_of(free), self._case.dtype)
+
+    # ----------------------------------------------------------------------------------------------------- tensors
+
+    def _tensors(self, structure: Structure) -> None:
+        requests, wishes, report = self._session.forced(), self._wishes, self.report
+        directories = {role: self._session.directories[role] / TRACE for role in self._session.roles}
+        looks = {
+            role: first_look(directory, structure, requests, wishes.budget, wishes.values)
+            for role, directory in directories.items()
+        }
+        with report.timed("record"):
+            self._session.replay(captures=looks)
+        self._compare("replay", {role: side.replay for role, side in self._session.outcome.sides.items()})
+        self._judge(directories)
+        names = accused(report.tensors, report.findings)
+        again = {role: second_look(look, names) for role, look in looks.items()}
+        wanted = {role: look for role, look in again.items() if look is not None}
+        if not wanted:
+            return
+        for directory in directories.values():
+            # A trace without its manifest is none: a second recording that breaks off must not look whole.
+            (directory / MANIFEST).unlink()
+        with report.timed("record again"):
+            self._session.replay(captures=wanted)
+        self._judge(directories)
+
+    def _judge(self, directories: Mapping[str, Path]) -> None:
+        report = self.report
+        self._session.say("compare", "tensors, from layer 0 upward")
+        with report.timed("compare"), ExitStack() as stack:
+            self._write_manifests(directories)
+            traces = {
+                role: stack.enter_context(closing(open_trace(directory))) for role, directory in directories.items()
+            }
+            self._certify(ran=True, inputs={role: recorded_prompts(trace) for role, trace in traces.items()})
+            self._write_manifests(directories)  # with what the recorded inputs say about the conditions
+            report.bytes = {role: trace_bytes(directory) for role, directory in directories.items()}
+            report.tensors, report.findings = judge_tensors(
+                traces["candidate"],
+                traces["reference"],
+                self._wishes.policy,
+                report.comparisons,
+                lambda where: self._session.say("compare", where),
+            )
+
+    def _write_manifests(self, directories: Mapping[str, Path]) -> None:
+        stable = {one.side: one for one in self.report.stability}
+        for role, directory in directories.items():
+            content = manifest(
+                role,
+                self._case,
+                self._info,
+                self._session.outcome.sides[role],
+                work_dir=self._session.directories[role],
+                checkpoint_files=self._certifier.files(self._info.path),
+                stable=stable[role],
+                conditions=[condition.to_dict() for condition in self.report.conditions],
+            )
+            write_manifest(directory, content)
+
+
+def peak_of(results: Iterable[RunResult]) -> float:
+    """The largest logit magnitude that the runs recorded."""
+    return max(
+        (step.peak for result in results for generation in result.generations for step in generation.steps), default=0.0
+    )

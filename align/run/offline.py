@@ -1,0 +1,197 @@
+"""Two recordings, judged as the joint run judges its own: conditions, stability, tokens, tensors, findings.
+
+Directories of `.pt` files that somebody wrote by hand have no manifest; of them the tensors alone are judged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from align.case.schema import Case, parse_case
+from align.checkpoints.table import structure_of
+from align.compare.noise import NoisePolicy
+from align.compare.tokens import TokenComparison, compare_tokens
+from align.conditions import RUN, Condition, SideFacts, evaluate, refuse
+from align.errors import UserError
+from align.run.certify import recorded_prompts, recorded_steps
+from align.run.judge import judge_tensors
+from align.run.manifest import FREE, REPLAY, generations_of, model_info_of, observations_of
+from align.run.report import Report
+from align.run.stability import Stability, Unstable, refuse_unstable
+from align.run.traces import open_recording, trace_bytes
+from align.run.verdict import overall_verdict
+from align.trace.pt import LooseFiles
+from align.trace.reader import Trace
+
+_RECORD_AGAIN = "record both again with one case: align capture ENGINE --case FILE --out DIR [--along OTHER]"
+
+
+@dataclass
+class Compared:
+    """What two recordings say.
+
+    Attributes:
+        report: as a joint run's.
+        engines: candidate's and reference's.
+        simulated: whether any side ran on a simulated device.
+        generated: ids of the free runs by role and request; empty without tokens.
+    """
+
+    report: Report
+    engines: tuple[str, str]
+    simulated: bool
+    generated: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+
+
+class Offline:
+    """The comparison of two traces. :attr:`report` holds what is known, also after an error."""
+
+    def __init__(self, allow: Collection[str], policy: Literal["derived", "seed"]) -> None:
+        self._allow, self._policy = frozenset(allow), policy
+        self.report = Report()
+
+    def run(self, paths: Mapping[str, Path], progress: Callable[[str], None] | None = None) -> Compared:
+        """Compare.
+
+        Args:
+            paths: the recordings by role.
+
+        Raises:
+            UserError: they cannot be compared; the report says so too.
+        """
+        try:
+            sides = {role: open_recording(path) for role, path in paths.items()}
+            with ExitStack() as stack:
+                traces: dict[str, Trace] = {}
+                for role, side in sides.items():
+                    if isinstance(side, Trace):
+                        traces[role] = stack.enter_context(closing(side))
+                if len(traces) < len(sides):
+                    return self._tensors_alone(sides, progress)
+                try:
+                    return self._run(traces, progress)
+                except (KeyError, TypeError, ValueError) as error:
+                    what = f"no {error}" if isinstance(error, KeyError) else str(error)
+                    raise UserError(f"a trace's manifest cannot be used: {what}", _RECORD_AGAIN) from error
+        except UserError as error:
+            self.report.reason = error.message
+            raise
+
+    def _tensors_alone(
+        self, sides: Mapping[str, Trace | LooseFiles], progress: Callable[[str], None] | None
+    ) -> Compared:
+        report = self.report
+        candidate, reference = sides["candidate"], sides["reference"]
+        report.tensors, report.findings = judge_tensors(candidate, reference, self._policy, {}, progress)
+        report.verdict = overall_verdict({}, report.findings)
+        names = tuple(str(side.manifest.get("engine") or side.directory) for side in (candidate, reference))
+        return Compared(report, (names[0], names[1]), any(side.manifest.get("simulated") for side in sides.values()))
+
+    def _run(self, traces: Mapping[str, Trace], progress: Callable[[str], None] | None) -> Compared:
+        report = self.report
+        manifests = {role: trace.manifest for role, trace in traces.items()}
+        case = _case_of(manifests["reference"])
+        _check_together(manifests)
+        report.conditions = self._conditions(traces, case)
+        refuse(report.conditions)
+        report.stability = tuple(_stability_of(role, content) for role, content in manifests.items())
+        refuse_unstable(report.stability)
+        info = model_info_of(manifests["reference"])
+        report.comparisons = _tokens(manifests, NoisePolicy.for_dtype(case.dtype, info.layers), case)
+        report.tensors, report.findings = judge_tensors(
+            traces["candidate"], traces["reference"], self._policy, report.comparisons, progress
+        )
+        report.bytes = {role: trace_bytes(trace.directory) for role, trace in traces.items()}
+        report.verdict = overall_verdict(report.comparisons, report.findings)
+        generated = {
+            role: {one.request: one.token_ids for one in generations_of(content, FREE) or ()}
+            for role, content in manifests.items()
+        }
+        return Compared(
+            report=report,
+            engines=(manifests["candidate"]["engine"], manifests["reference"]["engine"]),
+            simulated=any(content.get("simulated") for content in manifests.values()),
+            generated=generated,
+        )
+
+    def _conditions(self, traces: Mapping[str, Trace], case: Case) -> tuple[Condition, ...]:
+        info = model_info_of(traces["reference"].manifest)
+        # What the run that recorded them was allowed to go on without is allowed here too.
+        allowed = {
+            one["name"]
+            for trace in traces.values()
+            for one in trace.manifest.get("conditions", ())
+            if one.get("allowed")
+        }
+        facts = {
+            role: SideFacts(
+                engine=trace.manifest["engine"],
+                observations=observations_of(trace.manifest),
+                steps=recorded_steps(trace),
+                token_ids=recorded_prompts(trace),
+                files=trace.manifest["checkpoint_files"],
+            )
+            for role, trace in traces.items()
+        }
+        structure = structure_of(info.config, case.layout.tp)
+        return evaluate(case, info, structure, facts, stage=RUN, allow=allowed | self._allow)
+
+
+def _case_of(content: Mapping[str, Any]) -> Case:
+    return parse_case(json.dumps(content["case"]), "the trace's case")
+
+
+def _check_together(manifests: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse traces of different requests: nothing in them belongs together."""
+    prompts = {
+        role: {one["name"]: tuple(one["token_ids"]) for one in content["requests"]}
+        for role, content in manifests.items()
+    }
+    if prompts["candidate"] != prompts["reference"]:
+        names = sorted(
+            name
+            for name in prompts["candidate"].keys() | prompts["reference"].keys()
+            if prompts["candidate"].get(name) != prompts["reference"].get(name)
+        )
+        raise UserError(f"the traces ran different prompts: request {', '.join(names[:5])}", _RECORD_AGAIN)
+
+
+def _stability_of(role: str, content: Mapping[str, Any]) -> Stability:
+    plain = dict(content["stability"])
+    plain.pop("stable", None)
+    unstable = plain.pop("unstable")
+    found = Stability(**plain, unstable=None if unstable is None else Unstable(**unstable))
+    return replace(found, side=role)
+
+
+def _tokens(manifests: Mapping[str, Mapping[str, Any]], policy: NoisePolicy, case: Case) -> dict[str, TokenComparison]:
+    """The comparisons of the joint run, from what each side recorded of its own."""
+    lengths = {request.name: len(request.token_ids) for request in case.requests}
+    free = {role: generations_of(content, FREE) for role, content in manifests.items()}
+    forced = {role: generations_of(content, REPLAY) for role, content in manifests.items()}
+    peaks = [step.peak for side in free.values() for one in side or () for step in one.steps]
+    policy = policy.at(max(peaks, default=0.0), case.dtype)
+    found: dict[str, TokenComparison] = {}
+    for mode, sides in (("free", free), ("replay", forced)):
+        candidate, reference = sides["candidate"], sides["reference"]
+        if candidate is None or reference is None:
+            raise UserError(f"a trace holds no tokens of its {mode} run", _RECORD_AGAIN)
+        followed = [{one.request: one.token_ids for one in side} for side in (candidate, reference)]
+        if mode == "replay" and followed[0] != followed[1]:
+            raise UserError(
+                "the traces follow different tokens, so their tensors do not belong together",
+                "record one along the other: align capture ENGINE --case FILE --along A --out DIR",
+            )
+        found[mode] = compare_tokens(
+            candidate,
+            reference,
+            mode="free" if mode == "free" else "replay",
+            policy=policy,
+            prompt_lengths=lengths,
+        )
+    return found

@@ -1,0 +1,143 @@
+"""What is asked of the engines, decided before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from adapters.base import SIDES, EngineSpec, Generation, Request
+from adapters.host import ADAPTERS
+from align.case.capacity import capacity
+from align.case.schema import Case, Numerics
+from align.errors import UserError
+from align.models.info import ModelInfo
+from align.models.shapes import DENSE, architecture, check_shapes
+
+#: The device whose operators are ours.
+SIMULATED = "simnpu"
+#: vLLM refuses smaller blocks, and others than powers of two.
+MIN_BLOCK = 16
+
+
+def check_launchable(case: Case) -> None:
+    """Refuse what no adapter launches yet, before anything is started.
+
+    Raises:
+        UserError: an engine that is no side, or a layout with data or expert parallelism.
+    """
+    for role, engine in zip(SIDES, (case.candidate, case.reference), strict=True):
+        if engine not in ADAPTERS:
+            raise UserError(
+                f"the case's {role} is {engine}, which is not launched as a side",
+                f"name one of {', '.join(ADAPTERS)} as {role} in the case file",
+            )
+    layout = case.layout
+    if layout.dp != 1 or layout.ep != 1:
+        raise UserError(
+            f"layout tp{layout.tp} dp{layout.dp} ep{layout.ep} is not launched by this version",
+            "use dp 1 and ep 1; tensor parallelism (tp) works on both engines",
+        )
+    block = case.batch.block_size
+    if block < MIN_BLOCK or block & (block - 1):
+        raise UserError(
+            f"block_size {block} is not one that both engines take",
+            f"use a power of two from {MIN_BLOCK} on, such as 64 or 128",
+        )
+
+
+def check_device(case: Case, info: ModelInfo, device: str) -> None:
+    """Refuse what the device cannot run, before anything is started.
+
+    Raises:
+        UserError: a model whose operators are not simulated, or numerics asked of hardware.
+    """
+    if device != SIMULATED:
+        if case.numerics != Numerics():
+            raise UserError(
+                f"the case asks for numerics of the simulated NPU, and the device is {device}",
+                "leave --numerics out, or remove numerics from the case file",
+            )
+        return
+    if architecture(info) not in DENSE:
+        raise UserError(
+            f"{info.name} is a {architecture(info)}; the operators of {', '.join(DENSE)} are simulated",
+            "choose a dense model, or a device that has the others: DEVICE=ascend",
+        )
+    quantised = info.config.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
+        raise UserError(
+            f"{info.name} is quantised ({method}), and quantised operators are not simulated",
+            "choose the model in bfloat16 or float16, or DEVICE=ascend",
+        )
+    check_shapes(info)
+
+
+@dataclass(frozen=True)
+class SideExtras:
+    """What one side alone is asked for.
+
+    Attributes:
+        options: extra engine options by name (``--set``): plain ones, ``sampling.NAME`` and ``env.NAME``.
+        patches: Python files that run in every worker (``--patch``), absolute.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    patches: tuple[str, ...] = ()
+
+
+def engine_spec(
+    case: Case,
+    info: ModelInfo,
+    *,
+    engine: str,
+    role: str,
+    device: str,
+    work_dir: Path,
+    extras: SideExtras = SideExtras(),
+) -> EngineSpec:
+    """What one engine is asked for. Both engines get the same numbers, apart from ``extras``.
+
+    Room is made for exactly this case, so that neither engine splits a prefill, preempts, or has memory to reuse that
+    the other does not have.
+    """
+    need = capacity(case)
+    block = case.batch.block_size
+    return EngineSpec(
+        engine=engine,
+        side=role,
+        model_path=str(info.path),
+        dtype=case.dtype,
+        work_dir=str(work_dir),
+        tp=case.layout.tp,
+        dp=case.layout.dp,
+        ep=case.layout.ep,
+        block_size=block,
+        max_model_len=-(-need.max_model_len // block) * block,
+        max_batch=need.max_batch,
+        # One token more than the prompts: lmdeploy splits a prefill that reaches its limit.
+        max_prefill_tokens=-(-(need.max_prefill_tokens + 1) // block) * block,
+        num_blocks=need.num_blocks,
+        hold_arrivals=case.batch.together,
+        device=device,
+        options=dict(extras.options),
+        patches=extras.patches,
+    )
+
+
+def forced_along(requests: tuple[Request, ...], generations: Iterable[Generation]) -> tuple[Request, ...]:
+    """The same requests, teacher-forced along what was generated.
+
+    Raises:
+        ValueError: a request was not generated; names it.
+    """
+    ids = {generation.request: generation.token_ids for generation in generations}
+    missing = [request.name for request in requests if not ids.get(request.name)]
+    if missing:
+        raise ValueError(f"no tokens to follow for request {', '.join(missing)}")
+    return tuple(
+        replace(request, forced=ids[request.name], max_new_tokens=len(ids[request.name]), stop_ids=())
+        for request in requests
+    )

@@ -1,0 +1,99 @@
+"""What a run records: which checkpoints keep their values within a budget, and what a second look keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from adapters.base import Request
+from adapters.probe.spec import CaptureSpec
+from align.checkpoints.table import Kind, Name, Structure, kinds
+
+#: Values of one side that a run keeps at most unless told otherwise, in megabytes (10^6 bytes).
+DEFAULT_BUDGET_MB = 512
+#: bfloat16 and float16.
+_BYTES_PER_VALUE = 2
+_ALL = ("*",)
+
+
+def rows_of(requests: Iterable[Request]) -> int:
+    """Rows that one replay computes: every prompt token, and every generated one but the last.
+
+    An engine that looks ahead computes the last one as well; it counts as one more per request.
+    """
+    return sum(len(request.token_ids) + request.max_new_tokens for request in requests)
+
+
+def value_bytes(structure: Structure, kind: Kind, rows: int, requests: int, tokens: int) -> int:
+    """Bytes of one checkpoint of this kind over a whole replay.
+
+    Args:
+        rows: see :func:`rows_of`.
+        requests: how many.
+        tokens: generated tokens per request, the longest; logits have one row per request and step.
+    """
+    per_row = 1
+    for axis in kind.axes[1:]:
+        per_row *= structure.size(axis)
+    count = rows if kind.axes[0] == "tokens" else requests * tokens
+    return count * per_row * (8 if kind.integer else _BYTES_PER_VALUE)
+
+
+def estimated_bytes(structure: Structure, requests: Sequence[Request], values: Sequence[str] = _ALL) -> int:
+    """Bytes of the values that the patterns keep, over a whole replay and all layers."""
+    rows, tokens = rows_of(requests), max(request.max_new_tokens for request in requests)
+    return sum(
+        value_bytes(structure, name.kind, rows, len(requests), tokens)
+        for name in structure.names()
+        if kept(str(name), values)
+    )
+
+
+def kept(name: str, values: Sequence[str]) -> bool:
+    """Whether a checkpoint's values are kept."""
+    return any(fnmatchcase(name, pattern) for pattern in values)
+
+
+def layer_pattern(layer: int) -> str:
+    return f"layers.{layer}.*"
+
+
+def default_values(structure: Structure, requests: Sequence[Request], budget: int) -> tuple[str, ...]:
+    """Patterns of the values that a first look keeps: all if ``budget`` bytes hold them, else the first layer's.
+
+    What exists once (embedding, final norm, logits) is kept either way: the head's rows are few.
+    """
+    if estimated_bytes(structure, requests) <= budget:
+        return _ALL
+    once = [kind.name for kind in kinds().values() if not kind.per_layer and structure.has(kind)]
+    return (layer_pattern(0), *once)
+
+
+def first_look(
+    directory: Path, structure: Structure, requests: Sequence[Request], budget: int, values: Sequence[str] = ()
+) -> CaptureSpec:
+    """The capture that every run makes: digests and residuals of everything, values as far as the budget goes.
+
+    Args:
+        directory: the side's trace.
+        values: patterns that the user asked for; they replace the choice by budget.
+    """
+    chosen = tuple(values) or default_values(structure, requests, budget)
+    return CaptureSpec(str(directory.absolute()), values=chosen)
+
+
+def second_look(first: CaptureSpec, accused: Iterable[Name], limit: int = 2) -> CaptureSpec | None:
+    """A capture that also keeps the values of the accused checkpoints' layers, or ``None`` if nothing is missing.
+
+    Args:
+        accused: checkpoints beyond what rounding allows, worst or earliest first.
+        limit: layers added at most; the earliest accusation matters most.
+    """
+    layers = list(
+        dict.fromkeys(name.layer for name in accused if name.layer is not None and not kept(str(name), first.values))
+    )
+    if not layers:
+        return None
+    return replace(first, values=(*first.values, *(layer_pattern(layer) for layer in layers[:limit])))

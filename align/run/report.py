@@ -1,0 +1,56 @@
+"""Everything that a comparison found out, filled as it goes on, so that whatever stops it leaves what is known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from align.compare.tensors import TensorComparison
+from align.compare.tokens import TokenComparison
+from align.conditions import Condition
+from align.findings import Finding
+from align.run.stability import Stability
+from align.run.verdict import Verdict
+
+
+@dataclass
+class Report:
+    """A joint run, or a comparison of two traces.
+
+    Attributes:
+        verdict: ``not comparable`` until there is another.
+        reason: what stopped the comparison; empty if nothing did.
+        conditions: as judged last.
+        stability: of each side.
+        comparisons: of tokens, by mode (``free``, ``replay``).
+        tensors: of tensors; ``None`` if none were recorded.
+        findings: what is wrong, the headline first.
+        bytes: written by each side's last capture.
+        seconds: by stage.
+    """
+
+    verdict: Verdict = "not comparable"
+    reason: str = ""
+    conditions: tuple[Condition, ...] = ()
+    stability: tuple[Stability, ...] = ()
+    comparisons: dict[str, TokenComparison] = field(default_factory=dict)
+    tensors: TensorComparison | None = None
+    findings: tuple[Finding, ...] = ()
+    bytes: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the time that the block takes to its stage."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - started
+
+    @property
+    def tainted(self) -> tuple[Condition, ...]:
+        """Conditions that do not hold and were allowed: the verdict rests on them."""
+        return tuple(condition for condition in self.conditions if condition.taints)

@@ -1,0 +1,108 @@
+"""Does a side repeat itself? Two runs of the same requests in one engine, before engines are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Any
+
+from adapters.base import Generation
+from align.errors import UserError
+
+
+@dataclass(frozen=True)
+class Unstable:
+    """The first token that a side did not repeat; ``None`` where a run had already ended."""
+
+    request: str
+    index: int
+    first: int | None
+    second: int | None
+
+
+@dataclass(frozen=True)
+class Stability:
+    """How well the second run of one side repeats the first.
+
+    Attributes:
+        side: its role.
+        tokens: how many tokens were compared, over all requests.
+        unstable: the earliest token that differs (by index, then by request order); ``None`` if all repeat.
+        noise: largest difference of the logprobs of ids that both runs list, at steps with the same history: the
+            run-to-run noise, 0.0 if the runs are bit-identical; ``None`` if nothing could be measured.
+    """
+
+    side: str
+    tokens: int
+    unstable: Unstable | None
+    noise: float | None
+
+    @property
+    def stable(self) -> bool:
+        return self.unstable is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return {**asdict(self), "stable": self.stable}
+
+
+def stability(side: str, first: Sequence[Generation], second: Sequence[Generation]) -> Stability:
+    """Compare two runs of one side, request by request.
+
+    Raises:
+        ValueError: the runs hold different requests.
+    """
+    names = [generation.request for generation in first]
+    again = {generation.request: generation for generation in second}
+    if sorted(names) != sorted(again):
+        raise ValueError(f"the {side}'s two runs hold different requests: {names} and {sorted(again)}")
+    found: list[Unstable] = []
+    gaps: list[float] = []
+    tokens = 0
+    for generation in first:
+        before, after = generation.steps, again[generation.request].steps
+        tokens += max(len(before), len(after))
+        for index in range(max(len(before), len(after))):
+            one = before[index] if index < len(before) else None
+            two = after[index] if index < len(after) else None
+            if one is not None and two is not None:
+                ours, theirs = dict(one.top), dict(two.top)
+                gaps += [abs(ours[token] - theirs[token]) for token in ours.keys() & theirs.keys()]
+            if one is None or two is None or one.chosen != two.chosen:
+                left = None if one is None else one.chosen
+                right = None if two is None else two.chosen
+                found.append(Unstable(generation.request, index, left, right))
+                break
+    return Stability(
+        side=side,
+        tokens=tokens,
+        unstable=min(found, key=lambda one: one.index, default=None),
+        noise=max((gap for gap in gaps if isfinite(gap)), default=None),
+    )
+
+
+def refuse_unstable(results: Sequence[Stability]) -> None:
+    """Stop before anything is judged if a side does not repeat itself.
+
+    Raises:
+        UserError: names side, request and token.
+    """
+    broken = [result for result in results if result.unstable is not None]
+    if not broken:
+        return
+    lines = []
+    for result in broken:
+        token = result.unstable
+        assert token is not None
+        first, second = (("no token" if one is None else str(one)) for one in (token.first, token.second))
+        lines.append(
+            f"the {result.side} does not repeat itself: request {token.request}, token {token.index} was {first}, "
+            f"then {second}"
+        )
+    raise UserError(
+        "not comparable: " + "; ".join(lines),
+        "make both sides deterministic, then run again: temperature 0 and top_k 1, warm-up off (it leaves entries "
+        "in the KV cache), prefix caching off, no kernel that adds in varying order; if it stays, one request at a "
+        "time shows whether the batch matters",
+    )

@@ -1,0 +1,106 @@
+"""The files of a trace and the names inside them; writer and reader share these.
+
+::
+
+    trace.json                       the manifest, by the driver
+    rank0/rank.json                  which shard of each kind this rank holds
+    rank0/steps.jsonl                one line per recorded step
+    rank0/step00000.safetensors      what was recorded in it
+    rank0/residual-prefill.safetensors, digest-decode.safetensors, …    sums over the steps of one phase
+
+A step's line follows its file, and files appear by renaming, so that what a line names is whole. A value has the
+checkpoint's own name; what was derived from it carries a suffix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from adapters.base import RowSpan
+from align.checkpoints.shards import Shard
+
+__all__ = ["Shard", "StepEntry"]
+
+SCHEMA = 1
+MANIFEST = "trace.json"
+RANK_FILE = "rank.json"
+STEPS_FILE = "steps.jsonl"
+#: Keys of a step file that are no checkpoints: int64 ``[T]``.
+TOKEN_IDS = "token_ids"
+POSITIONS = "positions"
+#: float32: random projections ``[T, 8]`` and sums of squares ``[T]`` of each token.
+TOKEN_DIGEST = "#tok"
+TOKEN_SQUARES = "#tok_sq"
+#: float32, over the steps of a phase: projections ``[4, *channels]`` and sums of squares of each channel.
+CHANNEL_DIGEST = "#ch"
+CHANNEL_SQUARES = "#ch_sq"
+#: float32: ``[R, 3]`` sums over channels; ``[4]`` the worst element; over a phase ``[3, *channels]`` sums over rows.
+TOKEN_RESIDUAL = "#res_tok"
+WORST_RESIDUAL = "#res_max"
+CHANNEL_RESIDUAL = "#res_ch"
+ACCUMULATED = ("residual", "digest")
+
+
+def rank_folder(rank: int) -> str:
+    return f"rank{rank}"
+
+
+def step_file(step: int) -> str:
+    return f"step{step:05d}.safetensors"
+
+
+def accumulated_file(which: str, phase: str) -> str:
+    return f"{which}-{phase}.safetensors"
+
+
+def checkpoint_of(key: str) -> str:
+    """The checkpoint that a key is about."""
+    return key.partition("#")[0]
+
+
+@dataclass(frozen=True)
+class StepEntry:
+    """One line of ``steps.jsonl``.
+
+    Attributes:
+        step: as in :class:`adapters.base.StepRecord`.
+        phase: ``prefill``, ``decode`` or ``mixed``.
+        rows: spans in batch order; rows of the step's tensors stand in this order.
+        dummy: a forward without requests; it has no file.
+        file, bytes: the step's file and its length.
+        sampled: rows that the residual recomputed.
+        logits_rows: ``(request, position)`` of each row of the logits.
+        failures: checkpoint → why it was not recorded in this step; with a suffix, why that was not derived.
+    """
+
+    step: int
+    phase: str
+    rows: tuple[RowSpan, ...] = ()
+    dummy: bool = False
+    file: str = ""
+    bytes: int = 0
+    sampled: tuple[int, ...] = ()
+    logits_rows: tuple[tuple[str, int], ...] = ()
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        plain = asdict(self)
+        plain["rows"] = [[row.request, row.start, row.count, row.occurrence] for row in self.rows]
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> StepEntry:
+        return cls(
+            step=plain["step"],
+            phase=plain["phase"],
+            rows=tuple(RowSpan(*row) for row in plain["rows"]),
+            dummy=plain["dummy"],
+            file=plain["file"],
+            bytes=plain["bytes"],
+            sampled=tuple(plain["sampled"]),
+            logits_rows=tuple((request, position) for request, position in plain["logits_rows"]),
+            failures=plain["failures"],
+        )

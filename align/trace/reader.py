@@ -1,0 +1,212 @@
+"""Reads a trace. Nothing in it can execute code, and a step whose line was cut does not exist."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from align.checkpoints.table import Structure, parse, structure_of
+from align.trace.format import (
+    MANIFEST,
+    RANK_FILE,
+    SCHEMA,
+    STEPS_FILE,
+    Shard,
+    StepEntry,
+    accumulated_file,
+    rank_folder,
+)
+
+
+class Trace:
+    """One side's trace.
+
+    Raises:
+        ValueError: no trace, or one of another schema; says which.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.manifest: dict[str, Any] = _read_json(directory / MANIFEST)
+        if self.manifest.get("schema") != SCHEMA:
+            raise ValueError(
+                f"{directory / MANIFEST} has schema {self.manifest.get('schema')}; this version reads {SCHEMA}"
+            )
+        lacking = [key for key in ("dtype", "model", "layout") if key not in self.manifest]
+        if lacking:
+            raise ValueError(f"{directory / MANIFEST} does not say {', '.join(lacking)}")
+        found = {folder.name.removeprefix("rank"): folder for folder in directory.glob("rank*")}
+        numbers = sorted(int(text) for text in found if text.isdecimal())
+        self._about = {rank: _read_json(directory / rank_folder(rank) / RANK_FILE) for rank in numbers}
+        if not self._about:
+            raise ValueError(f"{directory} holds no rank's records")
+        self.ranks = tuple(self._about)
+        self.dtype: str = self.manifest["dtype"]
+        self._open = ExitStack()
+        #: Open files with their keys: the library reads the header anew whenever it is asked for them.
+        self._files: dict[Path, tuple[Any, frozenset[str]]] = {}
+
+    def close(self) -> None:
+        """Close the files; the trace can be read again afterwards."""
+        self._files.clear()
+        self._open.close()
+
+    @cached_property
+    def structure(self) -> Structure:
+        """What the model is made of, in this layout.
+
+        Raises:
+            ValueError: an architecture without a table.
+        """
+        return structure_of(self.manifest["model"], tp=self.manifest["layout"]["tp"])
+
+    def shard(self, rank: int, kind: str) -> Shard | None:
+        """The part of a kind's split axis that a rank holds; ``None`` if it holds the whole."""
+        found = self._about[rank]["shards"].get(kind)
+        return None if found is None else Shard(**found)
+
+    @cached_property
+    def _steps(self) -> dict[int, tuple[StepEntry, ...]]:
+        return {rank: _read_steps(self.directory / rank_folder(rank) / STEPS_FILE) for rank in self.ranks}
+
+    def steps(self, rank: int = 0) -> tuple[StepEntry, ...]:
+        """Steps of a rank in order, dummies included."""
+        return self._steps[rank]
+
+    @cached_property
+    def _by_step(self) -> dict[tuple[int, int], StepEntry]:
+        return {(rank, entry.step): entry for rank in self.ranks for entry in self.steps(rank) if not entry.dummy}
+
+    def _entry(self, rank: int, step: int) -> StepEntry | None:
+        return self._by_step.get((rank, step))
+
+    def _file(self, path: Path) -> tuple[Any, frozenset[str]]:
+        if path not in self._files:
+            try:
+                handle = self._open.enter_context(safe_open(path, framework="pt"))
+                self._files[path] = (handle, frozenset(handle.keys()))
+            except (SafetensorError, OSError) as error:
+                raise ValueError(f"{path} cannot be read: {error}") from error
+        return self._files[path]
+
+    def keys(self, rank: int, step: int) -> frozenset[str]:
+        """What was recorded in a step; empty for an unknown step.
+
+        Raises:
+            ValueError: the file is damaged; names it.
+        """
+        entry = self._entry(rank, step)
+        if entry is None:
+            return frozenset()
+        return self._file(self.directory / rank_folder(rank) / entry.file)[1]
+
+    def tensor(self, rank: int, step: int, key: str) -> torch.Tensor | None:
+        """One record, ``None`` if it is not there.
+
+        Raises:
+            ValueError: the file is damaged; names it.
+        """
+        entry = self._entry(rank, step)
+        if entry is None:
+            return None
+        path = self.directory / rank_folder(rank) / entry.file
+        handle, known = self._file(path)
+        if key not in known:
+            return None
+        try:
+            found: torch.Tensor = handle.get_tensor(key)
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from error
+        return found
+
+    def accumulated(self, rank: int, which: str, phase: str) -> Mapping[str, torch.Tensor]:
+        """Sums over the steps of a phase, by key; empty if there are none."""
+        path = self.directory / rank_folder(rank) / accumulated_file(which, phase)
+        if not path.exists():
+            return {}
+        try:
+            with safe_open(path, framework="pt") as handle:
+                return {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from error
+
+    def joined(self, step: int, name: str) -> torch.Tensor | None:
+        """The whole tensor of a checkpoint from all ranks: shards side by side, summands added in float32.
+
+        Ranks that hold the same shard, or the whole, must hold the same values.
+
+        Raises:
+            ValueError: replicas differ, shards leave a gap, or a file is damaged.
+        """
+        kind = parse(name).kind
+        parts = {rank: self.tensor(rank, step, name) for rank in self.ranks}
+        present = {rank: part for rank, part in parts.items() if part is not None}
+        if kind.name == "logits" and present:  # sampled on some ranks only
+            return next(iter(present.values()))
+        if len(present) < len(parts):
+            return None
+        shapes = {part.shape[:1] for part in present.values()}
+        if len(shapes) > 1:
+            raise ValueError(f"step {step}: the ranks hold different numbers of rows of {name}")
+        if kind.shard == "partial":
+            return torch.stack([part.float() for part in present.values()]).sum(0)
+        axis = kind.axes.index(kind.shard) if kind.shard else None
+        pieces: dict[int, tuple[int, torch.Tensor]] = {}
+        for rank, part in present.items():
+            shard = self.shard(rank, kind.name)
+            start = 0 if shard is None or axis is None else shard.start
+            other = pieces.setdefault(start, (rank, part))
+            if other[0] != rank and not _identical(other[1], part):
+                raise ValueError(f"step {step}: {name} differs between ranks {other[0]} and {rank}, which hold copies")
+        known = self.shard(self.ranks[0], kind.name)
+        if axis is None or known is None:
+            return pieces[0][1]
+        end = 0
+        for start, (rank, part) in sorted(pieces.items()):
+            if start != end:
+                raise ValueError(f"step {step}: rank {rank}'s part of {name} starts at {start}, not at {end}")
+            end += part.shape[axis]
+        if end != known.total:
+            raise ValueError(f"step {step}: the ranks' parts of {name} make {end} of {known.total}")
+        return torch.cat([pieces[start][1] for start in sorted(pieces)], dim=axis)
+
+
+def _identical(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit by bit, so that NaN equals itself."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        parsed = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path.parent} is no trace: {path.name} is missing") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ValueError(f"{path} holds a {type(parsed).__name__}, not an object")
+    return parsed
+
+
+def _read_steps(path: Path) -> tuple[StepEntry, ...]:
+    entries = []
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                if not line.endswith("\n"):
+                    break  # the worker was killed while it wrote
+                entries.append(StepEntry.from_dict(json.loads(line)))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    return tuple(entries)

@@ -1,0 +1,84 @@
+"""Writes the trace of one rank, so that whatever a killed worker leaves can be read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from align.trace.encode import encode
+from align.trace.format import (
+    RANK_FILE,
+    SCHEMA,
+    STEPS_FILE,
+    Shard,
+    StepEntry,
+    accumulated_file,
+    rank_folder,
+    step_file,
+)
+
+
+class TraceWriter:
+    """One rank's part of a trace.
+
+    Args:
+        directory: the trace; made if need be.
+        shards: of each kind that tensor parallelism splits.
+
+    Raises:
+        OSError: the disk is full or not writable.
+    """
+
+    def __init__(
+        self, directory: Path, rank: int, tp_rank: int = 0, tp: int = 1, shards: Mapping[str, Shard] | None = None
+    ) -> None:
+        self._folder = directory / rank_folder(rank)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        about = {
+            "schema": SCHEMA,
+            "rank": rank,
+            "tp_rank": tp_rank,
+            "tp": tp,
+            "shards": {kind: asdict(shard) for kind, shard in (shards or {}).items()},
+        }
+        self._replace(RANK_FILE, [json.dumps(about).encode()])
+        self._steps = (self._folder / STEPS_FILE).open("w", encoding="utf-8")
+
+    def _replace(self, name: str, content: Iterable[bytes | memoryview]) -> int:
+        temporary = self._folder / f"{name}.tmp"
+        with temporary.open("wb") as file:
+            file.writelines(content)
+            size = file.tell()
+        os.replace(temporary, self._folder / name)
+        return size
+
+    def write_step(self, entry: StepEntry, tensors: Mapping[str, torch.Tensor]) -> int:
+        """Write a step's tensors, then its line; returns the bytes of its file.
+
+        Args:
+            tensors: on the CPU, contiguous.
+        """
+        name = step_file(entry.step)
+        size = self._replace(name, encode(tensors, {"schema": str(SCHEMA)}))
+        self._line(replace(entry, file=name, bytes=size))
+        return size
+
+    def write_dummy(self, step: int) -> None:
+        """Note a forward without requests after ``step``; it is never compared."""
+        self._line(StepEntry(step=step, phase="", dummy=True))
+
+    def _line(self, entry: StepEntry) -> None:
+        self._steps.write(json.dumps(entry.to_dict()) + "\n")
+        self._steps.flush()
+
+    def write_accumulated(self, which: str, phase: str, tensors: Mapping[str, torch.Tensor]) -> int:
+        """Replace the sums over the steps of a phase; returns the bytes written."""
+        return self._replace(accumulated_file(which, phase), encode(tensors, {"schema": str(SCHEMA)}))
+
+    def close(self) -> None:
+        self._steps.close()

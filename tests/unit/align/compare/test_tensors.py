@@ -1,0 +1,194 @@
+"""Two traces, checkpoint by checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from adapters.base import RowSpan
+from align.checkpoints.table import structure_of
+from align.compare.policy import TensorPolicy
+from align.compare.tensors import TensorComparison, compare_traces
+from align.trace.digest import channel_signs, digest_tokens
+from align.trace.format import POSITIONS, TOKEN_DIGEST, TOKEN_IDS, TOKEN_SQUARES
+from align.trace.reader import Trace
+from tests.unit.align.compare import traces
+
+Tensors = dict[str, torch.Tensor]
+NAMES = tuple(str(name) for name in structure_of(traces.CONFIG).names())
+POLICY = TensorPolicy.derived("bfloat16", layers=2)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return traces.write(tmp_path_factory.mktemp("reference"))
+
+
+def verdicts(comparison: TensorComparison) -> dict[str, str]:
+    return {checkpoint.name: checkpoint.verdict for checkpoint in comparison.checkpoints}
+
+
+def test_the_same_run_is_equal_whatever_its_batches(tmp_path: Path, reference: Trace) -> None:
+    steps = (("prefill", (RowSpan("r1", 0, 2),)), ("mixed", (RowSpan("r0", 0, 3), RowSpan("r1", 2, 1))),
+             ("decode", (RowSpan("r0", 3, 1),)))  # fmt: skip
+    seen: list[str] = []
+    found = compare_traces(
+        traces.write(tmp_path, steps=steps), reference, POLICY, lambda done, total, name: seen.append(name)
+    )
+    assert tuple(verdicts(found)) == NAMES == tuple(seen)
+    # The batch of logits differs: r0's second prefill row is no row of them on the other side.
+    assert set(verdicts(found).values()) == {"equal"}
+    assert all(checkpoint.rows == (4 if checkpoint.name == "logits" else 7) for checkpoint in found.checkpoints)
+    for coverage in found.coverage.values():
+        assert coverage.percent == 100.0 and not coverage.missing and not coverage.partial
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_noise_is_within_and_drift_is_told(tmp_path: Path, reference: Trace) -> None:
+    found = compare_traces(traces.write(tmp_path, noise=0.003), reference, POLICY)
+    floats = {name: verdict for name, verdict in verdicts(found).items() if "indices" not in name}
+    assert set(floats.values()) == {"within"}
+    assert [layer for layer, _, _ in found.drift] == [0, 1]
+    assert all(0.001 < carried < predicted for _, carried, predicted in found.drift)
+    act = found.get("layers.1.mlp.act")
+    assert act is not None and act.inputs == (("layers.1.mlp.gate", "within"), ("layers.1.mlp.up", "within"))
+    assert act.inputs_state == "within" and act.seed is False
+
+
+def test_tensor_parallel_ranks_are_joined(tmp_path: Path, reference: Trace) -> None:
+    found = compare_traces(traces.write(tmp_path, tp=2), reference, POLICY)
+    same = [name for name in NAMES if verdicts(found)[name] == "equal"]
+    assert same == list(NAMES)  # what exists under tensor parallelism alone is not on the reference
+    assert verdicts(found)["layers.0.attn.o_partial"] == "not observable"
+    assert found.coverage["candidate"].percent == 100.0
+
+
+def test_a_fault_of_decode_alone_is_found_in_its_row(tmp_path: Path, reference: Trace) -> None:
+    def spoil(phase: str, step: int, tensors: Tensors) -> None:
+        if phase == "decode":
+            tensors["layers.1.mlp.down"][1] *= 2  # r0 position 3
+
+    found = compare_traces(traces.write(tmp_path, edit=spoil), reference, POLICY).get("layers.1.mlp.down")
+    assert found is not None and found.verdict == "beyond" and found.worst is not None
+    assert (found.worst.key.request, found.worst.key.position, found.worst.phase) == ("r0", 3, "decode")
+    assert found.worst.candidate.step == 1 and found.phases["prefill"].equal
+    assert found.inputs_state == "equal"
+
+
+def test_a_missing_tap_is_not_observable(tmp_path: Path, reference: Trace) -> None:
+    def drop(phase: str, step: int, tensors: Tensors) -> None:
+        del tensors["layers.0.attn.q_rope"]
+        if phase == "decode":
+            del tensors["layers.1.mid"]
+
+    found = compare_traces(traces.write(tmp_path, edit=drop), reference, POLICY)
+    checkpoint = found.get("layers.0.attn.q_rope")
+    assert checkpoint is not None
+    assert (checkpoint.verdict, checkpoint.why) == ("not observable", "not recorded by the candidate")
+    half = found.get("layers.1.mid")
+    assert half is not None and (half.verdict, half.rows, half.rows_missing) == ("equal", 5, {"candidate": 2})
+    coverage = found.coverage["candidate"]
+    assert (coverage.missing, coverage.partial) == (("layers.0.attn.q_rope",), ("layers.1.mid",))
+    assert coverage.observed == len(NAMES) - 2 == found.coverage["paired"].observed
+    assert found.coverage["reference"].percent == 100.0
+    out = found.get("layers.0.attn.out")
+    assert out is not None and out.inputs_state == "unknown"
+
+
+def test_a_bad_record_stops_nothing(tmp_path: Path, reference: Trace) -> None:
+    def spoil(phase: str, step: int, tensors: Tensors) -> None:
+        tensors["layers.0.mid"] = tensors["layers.0.mid"][:, :-1].contiguous()
+        tensors["layers.0.mlp_norm"] = tensors["layers.0.mlp_norm"].long()
+
+    found = compare_traces(traces.write(tmp_path, edit=spoil), reference, POLICY)
+    wrong = {name: verdict for name, verdict in verdicts(found).items() if verdict != "equal"}
+    assert wrong == {"layers.0.mid": "not comparable", "layers.0.mlp_norm": "not comparable"}
+    mid = found.get("layers.0.mid")
+    assert mid is not None and mid.why == "shapes differ: [7, 15] and [7, 16]"
+
+
+def test_a_damaged_file_stops_nothing(tmp_path: Path, reference: Trace) -> None:
+    traces.write(tmp_path)
+    file = tmp_path / "rank0" / "step00001.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    found = compare_traces(Trace(tmp_path), reference, POLICY)
+    assert set(verdicts(found).values()) == {"not comparable"}
+    assert all(str(file) in checkpoint.why for checkpoint in found.checkpoints)
+    assert found.coverage["candidate"].observed == 0
+
+
+def test_replicas_that_differ_are_not_comparable(tmp_path: Path, reference: Trace) -> None:
+    traces.write(tmp_path, tp=2)
+
+    class Odd(Trace):
+        def tensor(self, rank: int, step: int, key: str) -> torch.Tensor | None:
+            found = super().tensor(rank, step, key)
+            return found + 1 if found is not None and rank == 1 and key == "layers.0.mid" else found
+
+    found = compare_traces(Odd(tmp_path), reference, POLICY).get("layers.0.mid")
+    assert found is not None and found.verdict == "not comparable" and "ranks 0 and 1" in found.why
+
+
+def test_wrong_slots_name_their_side(tmp_path: Path, reference: Trace) -> None:
+    def spoil(phase: str, step: int, tensors: Tensors) -> None:
+        if phase == "prefill":
+            tensors["layers.1.attn.kv_start_indices"][4] = 0  # r1 position 1
+
+    found = compare_traces(reference, traces.write(tmp_path, edit=spoil), POLICY).get("layers.1.attn.kv_start_indices")
+    assert found is not None and found.verdict == "beyond"
+    assert found.wrong_slots == {"reference": (("r1", 1, 0),)}
+    assert found.worst is not None and found.worst.key == ("r1", 1, 0)
+
+
+def digest(trace_seed: int) -> traces.Edit:
+    def edit(phase: str, step: int, tensors: Tensors) -> None:
+        for key in [key for key in tensors if tensors[key].is_floating_point()]:
+            flat = tensors.pop(key).flatten(1)
+            kind = key.split(".", 2)[2] if key.startswith("layers.") else key
+            projected, squares = digest_tokens(flat[None], channel_signs(kind, torch.arange(flat.shape[1]), trace_seed))
+            tensors[key + TOKEN_DIGEST], tensors[key + TOKEN_SQUARES] = projected[0], squares[0]
+
+    return edit
+
+
+def test_digests_give_estimates(tmp_path: Path) -> None:
+    clean = traces.write(tmp_path / "clean", edit=digest(0))
+    noisy = traces.write(tmp_path / "noisy", edit=digest(0), noise=0.003)
+
+    def spoil(phase: str, step: int, tensors: Tensors) -> None:
+        tensors["layers.1.mlp.gate"], tensors["layers.1.mlp.up"] = (
+            tensors["layers.1.mlp.up"],
+            tensors["layers.1.mlp.gate"],
+        )
+        digest(0)(phase, step, tensors)
+
+    swapped = traces.write(tmp_path / "swapped", edit=spoil)
+    within = compare_traces(noisy, clean, POLICY)
+    assert all(one.estimated == ("indices" not in one.name) for one in within.checkpoints)
+    assert {one.verdict for one in within.checkpoints if one.estimated} == {"within"}
+    assert within.coverage["paired"].percent == 100.0
+    found = compare_traces(swapped, clean, POLICY)
+    assert [one.name for one in found.checkpoints if one.verdict == "beyond"] == [
+        "layers.1.mlp.gate",
+        "layers.1.mlp.up",
+    ]
+    seed = compare_traces(noisy, clean, TensorPolicy.seed("bfloat16"))
+    assert {one.verdict for one in seed.checkpoints if one.estimated} == {"not observable"}
+
+
+def test_the_seed_policy_judges_alone(tmp_path: Path, reference: Trace) -> None:
+    found = compare_traces(traces.write(tmp_path, noise=0.003), reference, TensorPolicy.seed("bfloat16"))
+    assert {one.verdict for one in found.checkpoints if one.kind != "attn.kv_start_indices"} == {"beyond"}
+
+
+def test_wrong_inputs_are_in_the_pairing(tmp_path: Path, reference: Trace) -> None:
+    def feed(phase: str, step: int, tensors: Tensors) -> None:
+        tensors[POSITIONS] += 1
+        assert TOKEN_IDS in tensors
+
+    found = compare_traces(traces.write(tmp_path, edit=feed), reference, POLICY)
+    assert {one.key for one in found.pairing.inputs} == {POSITIONS}
+    assert found.to_dict()["pairing"]["rows"] == 7

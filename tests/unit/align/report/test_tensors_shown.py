@@ -1,0 +1,101 @@
+"""What is said about tensors: coverage, the first divergent checkpoint, the worst of each layer."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from align.checkpoints.table import structure_of
+from align.compare.policy import TensorPolicy
+from align.compare.tensors import TensorComparison, compare_traces
+from align.findings import Finding
+from align.report import tensors as shown
+from tests.unit.align.compare import traces
+
+
+def compared(tmp_path: Path, edit: traces.Edit | None = None, policy: Any = None) -> TensorComparison:
+    pair = traces.write(tmp_path / "a", edit=edit), traces.write(tmp_path / "b")
+    return compare_traces(*pair, policy or TensorPolicy.derived("bfloat16", 2))
+
+
+def text(found: TensorComparison, *findings: Finding, verbose: bool = False) -> str:
+    out = io.StringIO()
+    shown.show_tensors(Console(file=out, width=200, emoji=False), found, findings, verbose)
+    return out.getvalue()
+
+
+def row(said: str, place: str) -> list[str]:
+    (line,) = [line for line in said.splitlines() if line.startswith(place)]
+    return line.removeprefix(place).split()
+
+
+def test_equal_traces(tmp_path: Path) -> None:
+    said = text(compared(tmp_path))
+    assert "coverage: candidate 100 % of 40, reference 100 % of 40, paired 100 % of 40 checkpoints" in said
+    assert "first divergent" not in said
+    assert row(said, "layer 1") == ["18", "-", "-", "-", "-", "-", "equal"]
+
+
+def test_a_fault_names_checkpoint_and_numbers(tmp_path: Path) -> None:
+    def double(phase: str, step: int, tensors: dict[str, torch.Tensor]) -> None:
+        tensors["layers.1.mlp.gate"] = tensors["layers.1.mlp.gate"] * 2
+
+    found = compared(tmp_path, double)
+    said = text(found)
+    assert "first divergent checkpoint: layers.1.mlp.gate (its inputs are equal)" in said
+    # Twice the value: the difference is the value itself.
+    structure = structure_of(traces.CONFIG)
+    right = [traces.step_tensors(structure, spans)["layers.1.mlp.gate"].bfloat16() for _, spans in traces.STEPS]
+    largest = max(float(tensor.abs().max()) for tensor in right)
+    assert f"layers.1.mlp.gate: max abs {largest:.4g}, max rel 1, cosine 1 (the seeds' threshold: fails)" in said
+    assert row(said, "layer 1") == ["17", "-", "1", "-", "mlp.gate", "1", "beyond"]
+    assert row(said, "layer 0")[-1] == "equal"
+
+
+def test_the_numbers_are_those_of_the_headline(tmp_path: Path) -> None:
+    def double(phase: str, step: int, tensors: dict[str, torch.Tensor]) -> None:
+        for name in ("layers.0.mlp.up", "layers.1.mlp.gate"):
+            tensors[name] = tensors[name] * 2
+
+    said = text(compared(tmp_path, double), Finding("B", "operator", checkpoint="layers.1.mlp.gate"))
+    assert "first divergent checkpoint: layers.0.mlp.up" in said
+    assert "layers.1.mlp.gate: max abs" in said
+
+
+def test_what_was_not_observed_is_no_pass(tmp_path: Path) -> None:
+    def without(phase: str, step: int, tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith("layers.1.")]:
+            del tensors[name]
+
+    said = text(compared(tmp_path, without))
+    assert "not observable on the candidate: layers.1.block_in, " in said
+    assert " and 14 more" in said
+    assert "not observable on the reference" not in said
+    assert row(said, "layer 1") == ["-", "-", "-", "18", "-", "-", "not", "observable"]
+
+
+def test_integers_have_no_distance(tmp_path: Path) -> None:
+    def shifted(phase: str, step: int, tensors: dict[str, torch.Tensor]) -> None:
+        tensors["layers.0.attn.kv_start_indices"] = tensors["layers.0.attn.kv_start_indices"] + 1
+
+    said = text(compared(tmp_path, shifted))
+    assert "layers.0.attn.kv_start_indices: 7 rows differ and must be equal" in said
+
+
+def test_many_layers_show_both_ends_and_what_is_beyond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(traces.CONFIG, "num_hidden_layers", 30)
+
+    def double(phase: str, step: int, tensors: dict[str, torch.Tensor]) -> None:
+        tensors["layers.17.mlp.gate"] = tensors["layers.17.mlp.gate"] * 2
+
+    found = compared(tmp_path, double)
+    said = text(found)
+    assert row(said, "layer 17")[-1] == "beyond"
+    assert "layer 16" not in said
+    assert "… 25 more layers: --verbose shows them" in said
+    assert "layer 16" in text(found, verbose=True)

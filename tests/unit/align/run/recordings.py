@@ -1,0 +1,141 @@
+"""A joint run without engines: both sides' workers are a made-up two-layer Llama, written by the real writer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from adapters.base import SIDES, EngineSpec, Generation, Observation, Request, RunResult, TokenStep
+from adapters.probe.spec import CaptureSpec
+from align.case.schema import Case, CaseRequest, Decoding
+from align.conditions import Condition
+from align.models.info import ModelInfo
+from align.run.outcome import Outcome, SideOutcome
+from align.run.plan import forced_along
+from align.run.recording import kept
+from align.trace.format import POSITIONS, TOKEN_IDS
+from tests.unit.align.compare import traces
+from tests.unit.align.run import fakes
+
+ENGINES = dict(zip(SIDES, ("lmdeploy", "vllm"), strict=True))
+
+
+def case(**fields: Any) -> Case:
+    requests = [CaseRequest(name=name, token_ids=ids) for name, ids in traces.PROMPTS.items()]
+    return fakes.case(*requests, decoding=Decoding(max_new_tokens=2, top_logprobs=3), **fields)
+
+
+def info() -> ModelInfo:
+    return replace(fakes.info(layers=2), config=traces.CONFIG)
+
+
+def generations(ids: Mapping[str, tuple[int, ...]] | None = None, logprob: float = -0.25) -> tuple[Generation, ...]:
+    """What :data:`traces.GENERATED` says, or other ids; the next id follows at a distance."""
+    return tuple(
+        Generation(name, tuple(TokenStep(one, one, ((one, logprob), (one + 1, -2.5)), 7.0) for one in row))
+        for name, row in (ids or traces.GENERATED).items()
+    )
+
+
+def condition(verdict: Any = "ok", name: str = "eager", allowed: bool = False) -> Condition:
+    observed = {"candidate": True, "reference": verdict == "ok"}
+    return Condition(
+        name, True, "the procedure", observed, {}, verdict, "because", "switch it on", "seed", allowed=allowed
+    )
+
+
+class Scripted:
+    """Stands in for a session: every stage succeeds, and a recorded replay leaves a trace.
+
+    Attributes:
+        edits: by role, what the side's tensors are changed by, as in :func:`traces.write`.
+        runs: by role, ids of the first, the second and the recorded run's greedy choice; absent means the usual ones.
+        weights: by role, the audit that its workers leave.
+        stages: what was called.
+    """
+
+    roles = SIDES
+
+    def __init__(self, directory: Path) -> None:
+        self.directories = {role: directory / role for role in SIDES}
+        for path in self.directories.values():
+            path.mkdir(parents=True)
+        self.edits: dict[str, traces.Edit] = {}
+        self.runs: dict[str, dict[str, tuple[Generation, ...]]] = {role: {} for role in SIDES}
+        self.weights: dict[str, list[dict[str, Any]]] = {}
+        self.stages: list[str] = []
+        self.said: list[str] = []
+        self.failure: Exception | None = None
+        self.outcome = Outcome({role: SideOutcome(engine) for role, engine in ENGINES.items()})
+
+    def __enter__(self) -> Scripted:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stages.append("closed")
+
+    def say(self, stage: str, detail: str = "") -> None:
+        self.said.append(f"{stage} {detail}")
+
+    def launch(self) -> None:
+        self.stages.append("launch")
+        for role, side in self.outcome.sides.items():
+            side.launched = fakes.launched()
+            side.spec = EngineSpec(side.engine, role, "/models/tiny", "bfloat16", str(self.directories[role]))
+            side.observations = [Observation("tp", 1, "config")]
+            records = json.dumps(self.weights.get(role, []))
+            (self.directories[role] / "weights-rank0.json").write_text(records)
+
+    def observe(self) -> None:
+        self.stages.append("observe")
+
+    def observe_again(self, role: str) -> None:
+        self.stages.append(f"observe {role}")
+
+    def _run(self, role: str, name: str) -> RunResult:
+        return RunResult(self.runs[role].get(name, generations()), (), 1.0)
+
+    def generate(self) -> None:
+        self.stages.append("generate")
+        if self.failure is not None:
+            raise self.failure
+        for role, side in self.outcome.sides.items():
+            side.free = self._run(role, "free")
+
+    def generate_again(self) -> None:
+        self.stages.append("again")
+        for role, side in self.outcome.sides.items():
+            side.again = self._run(role, "again")
+
+    def forced(self, along: tuple[Generation, ...] | None = None) -> tuple[Request, ...]:
+        reference = self.outcome.sides["reference"].free
+        assert reference is not None
+        return forced_along(case().to_requests(), along or reference.generations)
+
+    def replay(
+        self, along: tuple[Generation, ...] | None = None, captures: Mapping[str, CaptureSpec] | None = None
+    ) -> None:
+        self.stages.append("record" if captures else "replay")
+        for role, side in self.outcome.sides.items():
+            side.replay = self._run(role, "replay")
+            look = (captures or {}).get(role)
+            if look is not None:
+                write_trace(Path(look.directory), look, self.edits.get(role))
+                side.captures.append(look)
+
+
+def write_trace(directory: Path, look: CaptureSpec, edit: traces.Edit | None = None) -> None:
+    """A trace without its manifest, which is the driver's to write."""
+
+    def only_kept(phase: str, step: int, tensors: dict[str, Any]) -> None:
+        if edit is not None:
+            edit(phase, step, tensors)
+        for name in set(tensors) - {TOKEN_IDS, POSITIONS}:
+            if not kept(name, look.values):
+                del tensors[name]
+
+    traces.write(directory, edit=only_kept).close()
+    (directory / "trace.json").unlink()

@@ -1,0 +1,210 @@
+"""Two recordings by themselves: what may be compared, and what is refused with a remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adapters.base import SIDES
+from adapters.probe.spec import CaptureSpec
+from align.errors import UserError
+from align.run import certify, offline
+from align.run.flow import Flow, Wishes
+from align.run.manifest import generations_of, model_info_of
+from align.run.offline import Offline
+from align.run.traces import find_trace, open_trace, trace_bytes
+from align.trace.pt import export_pt
+from tests.unit.align.compare import traces
+from tests.unit.align.run import recordings
+from tests.unit.align.run.recordings import Scripted
+
+Edit = Callable[[dict[str, Any]], Any]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A finished run."""
+    for module in (certify, offline):
+        monkeypatch.setattr(module, "evaluate", lambda *_, **__: (recordings.condition(),))
+    monkeypatch.setattr(certify, "file_hashes", lambda path: {"model.safetensors": "00"})
+    session: Any = Scripted(tmp_path / "run")
+    Flow(session, recordings.case(), recordings.info(), Wishes()).run()
+    return tmp_path / "run"
+
+
+def compare(candidate: Path, reference: Path) -> offline.Compared:
+    return Offline((), "derived").run({"candidate": candidate, "reference": reference})
+
+
+def edit_manifest(run: Path, role: str, edit: Edit) -> None:
+    file = run / role / "trace" / "trace.json"
+    content = json.loads(file.read_text())
+    edit(content)
+    file.write_text(json.dumps(content))
+
+
+def test_side_directories_and_traces(run: Path) -> None:
+    compared = compare(run / "candidate", run / "reference" / "trace")
+    assert compared.report.verdict == "aligned"
+    assert compared.engines == ("lmdeploy", "vllm")
+    assert compared.simulated
+    assert compared.generated["candidate"] == traces.GENERATED
+
+
+def test_an_exported_trace_is_as_good(run: Path, tmp_path: Path) -> None:
+    for role in SIDES:
+        trace = open_trace(run / role / "trace")
+        export_pt(trace, tmp_path / "pt" / role)
+        trace.close()
+    compared = compare(tmp_path / "pt" / "candidate", tmp_path / "pt" / "reference")
+    assert compared.report.verdict == "aligned"
+    assert set(compared.report.comparisons) == {"free", "replay"}
+    assert compared.report.bytes["candidate"] > 0
+    mixed = compare(tmp_path / "pt" / "candidate", run / "reference")
+    assert mixed.report.verdict == "aligned"
+
+
+def dump(directory: Path, **tensors: torch.Tensor) -> Path:
+    directory.mkdir(parents=True)
+    for name, tensor in tensors.items():
+        torch.save(tensor, directory / f"{name}.pt")
+    return directory
+
+
+def test_hand_written_files_have_tensors_alone(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    right = torch.randn(5, 16, generator=generator)
+    wrong = right.clone()
+    wrong[3] *= 3
+    reference = dump(tmp_path / "b", layer0_attn_out_rank0=right, layer0_other_output_rank0=right)
+    same = compare(dump(tmp_path / "a", layer0_attn_out_rank0=right), reference)
+    assert same.report.verdict == "aligned"
+    assert (same.report.comparisons, same.report.conditions, same.simulated) == ({}, (), False)
+    apart = compare(dump(tmp_path / "c", layer0_attn_out_rank0=wrong), reference)
+    assert apart.report.verdict == "diverged"
+    assert apart.report.findings[0].checkpoint == "layers.0.attn.out"
+
+
+def test_files_without_a_common_name(tmp_path: Path) -> None:
+    left, right = (dump(tmp_path / side, **{f"layer0_{side}_rank0": torch.ones(2, 2)}) for side in "ab")
+    with pytest.raises(UserError, match="no tensor is on both sides") as caught:
+        compare(left, right)
+    assert "alike" in caught.value.hint
+
+
+# ------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_paths_that_are_no_trace(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for path, words, hint in (
+        (tmp_path / "nowhere", "nowhere does not exist", "--out"),
+        (tmp_path / "empty", "empty is no trace", "RUN/candidate"),
+        (run, "is a whole run", str(run / "candidate")),
+    ):
+        with pytest.raises(UserError, match=words) as caught:
+            find_trace(path)
+        assert hint in caught.value.hint
+
+
+MANIFESTS: list[tuple[Edit, str]] = [
+    (lambda content: content.update(schema=99), "schema 99"),
+    (lambda content: content["requests"][1].update(token_ids=[1]), "different prompts: request r1"),
+    (lambda content: content["requests"].pop(), "different prompts: request r1"),
+    (lambda content: content["generations"].pop("replay"), "holds no tokens of its replay run"),
+    (lambda content: content.pop("stability"), "no 'stability'"),
+    (lambda content: content["generations"]["free"][0].pop("steps"), "a generation in trace.json is malformed"),
+    (
+        lambda content: content["generations"]["replay"][0]["steps"][1].update(chosen=30),
+        "the traces follow different tokens",
+    ),
+    (
+        lambda content: content["stability"].update(unstable={"request": "r0", "index": 1, "first": 2, "second": 9}),
+        "the candidate does not repeat itself: request r0, token 1 was 2, then 9",
+    ),
+]
+
+
+@pytest.mark.parametrize(("edit", "words"), MANIFESTS, ids=[words[:30] for _, words in MANIFESTS])
+def test_manifests_that_do_not_belong_together(run: Path, edit: Edit, words: str) -> None:
+    edit_manifest(run, "candidate", edit)
+    session = Offline((), "derived")
+    with pytest.raises(UserError, match=words) as caught:
+        session.run({role: run / role for role in SIDES})
+    assert caught.value.hint
+    assert session.report.verdict == "not comparable"
+    assert words.split(":")[0] in session.report.reason
+
+
+@pytest.mark.parametrize("damage", ["trace.json", "rank0/rank.json", "rank0/step00000.safetensors"])
+def test_a_damaged_trace(run: Path, damage: str) -> None:
+    (run / "candidate" / "trace" / damage).write_bytes(b"{")
+    try:
+        compared = compare(run / "candidate", run / "reference")
+    except UserError as error:
+        assert damage.rpartition("/")[2] in error.message  # noqa: PT017 - which of the two depends on the file
+    else:
+        assert damage.endswith("safetensors"), "a broken manifest passed"
+        assert compared.report.tensors is not None
+        assert compared.report.tensors.coverage["paired"].percent < 100
+
+
+def test_conditions_are_judged_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def evaluate(case: Any, info: Any, structure: Any, sides: Any, *, stage: str, allow: Any) -> Any:
+        seen.update(case=case, info=info, sides=sides, stage=stage)
+        return (recordings.condition("false", allowed="eager" in allow),)
+
+    monkeypatch.setattr(offline, "evaluate", evaluate)
+    with pytest.raises(UserError, match="eager is false"):
+        compare(run / "candidate", run / "reference")
+    assert (seen["case"], seen["stage"]) == (recordings.case(), "run")
+    assert seen["info"] == recordings.info()
+    for side in seen["sides"].values():
+        assert side.token_ids == traces.PROMPTS
+        assert [one.name for one in side.observations] == ["tp"]
+        assert [step.phase for step in side.steps if not step.dummy] == ["prefill", "decode"]
+    paths = {role: run / role for role in SIDES}
+    assert Offline(("eager",), "derived").run(paths).report.tainted
+
+
+# ------------------------------------------------------------------------------------------------------- manifest
+
+
+def test_what_a_manifest_gives_back(run: Path) -> None:
+    content = json.loads((run / "reference" / "trace" / "trace.json").read_text())
+    assert generations_of(content, "free") == recordings.generations()
+    assert generations_of(content, "nothing") is None
+    assert model_info_of(content) == recordings.info()
+    content["model_info"].pop("heads")
+    with pytest.raises(ValueError, match=r"model_info in .* is malformed"):
+        model_info_of(content)
+
+
+def test_prompts_as_the_workers_saw_them(tmp_path: Path) -> None:
+    def other(phase: str, step: int, tensors: dict[str, torch.Tensor]) -> None:
+        if step == 0:
+            tensors["token_ids"][1] = 30
+
+    trace = traces.write(tmp_path, edit=other)
+    assert certify.recorded_prompts(trace) == {"r0": (5, 30, 7), "r1": (8, 9)}
+
+
+def test_prompts_that_were_not_recorded(tmp_path: Path) -> None:
+    def without(phase: str, step: int, tensors: dict[str, torch.Tensor]) -> None:
+        del tensors["token_ids"]
+
+    trace = traces.write(tmp_path, edit=without)
+    assert certify.recorded_prompts(trace) is None
+
+
+def test_bytes_of_a_trace(tmp_path: Path) -> None:
+    recordings.write_trace(tmp_path, CaptureSpec(str(tmp_path)))
+    files = [path for path in (tmp_path / "rank0").iterdir() if path.is_file()]
+    assert trace_bytes(tmp_path) == sum(path.stat().st_size for path in files) > 0

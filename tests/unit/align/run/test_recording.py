@@ -1,0 +1,85 @@
+"""Which values are kept: within a budget, and where something is beyond."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from adapters.base import Request
+from align.checkpoints.table import Structure, parse, structure_of
+from align.run import recording
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "vocab_size": 100,
+    "num_hidden_layers": 3,
+}
+REQUESTS = (Request("a", (1, 2, 3), 4), Request("b", (5,), 2))
+
+
+@pytest.fixture
+def structure() -> Structure:
+    return structure_of(CONFIG)
+
+
+def test_the_estimate_counts_every_element(structure: Structure) -> None:
+    rows = (3 + 4) + (1 + 2)
+    assert recording.rows_of(REQUESTS) == rows
+    hidden, heads, kv, mlp = 32, 4 * 8, 2 * 8, 48
+    layer = hidden * 2  # block_in, attn_norm
+    layer += heads + 2 * kv + heads + kv + heads + kv  # q k v, q_norm k_norm, q_rope k_rope
+    layer += 2 * kv + heads + hidden  # key_states value_states, out, o
+    layer += hidden * 2 + mlp * 3 + hidden  # mid, mlp_norm, gate up act, down
+    model = hidden * 3  # embed, final_in, final_norm
+    logits = 2 * 4 * 100  # requests × longest × vocabulary
+    expected = 2 * (rows * (3 * layer + model) + logits) + 3 * rows * 8  # slots are int64
+    assert recording.estimated_bytes(structure, REQUESTS) == expected
+
+
+def test_everything_is_kept_within_the_budget(structure: Structure, tmp_path: Path) -> None:
+    need = recording.estimated_bytes(structure, REQUESTS)
+    assert recording.default_values(structure, REQUESTS, need) == ("*",)
+    small = recording.first_look(tmp_path, structure, REQUESTS, need - 1)
+    kept = [str(name) for name in structure.names() if recording.kept(str(name), small.values)]
+    assert [name for name in kept if name.startswith("layers.")] == [
+        str(name) for name in structure.names() if name.layer == 0
+    ]
+    assert {"embed", "final_in", "final_norm", "logits"} <= set(kept)
+    assert small.digest
+    assert small.residual
+    assert small.directory == str(tmp_path)
+
+
+def test_layer_patterns_do_not_reach_other_layers() -> None:
+    assert recording.kept("layers.1.attn.q", (recording.layer_pattern(1),))
+    assert not recording.kept("layers.11.attn.q", (recording.layer_pattern(1),))
+
+
+def test_what_the_user_asks_for_replaces_the_choice(structure: Structure, tmp_path: Path) -> None:
+    look = recording.first_look(tmp_path, structure, REQUESTS, 10**9, ("layers.*.attn.q",))
+    assert look.values == ("layers.*.attn.q",)
+
+
+def test_a_second_look_keeps_the_accused_layers(structure: Structure, tmp_path: Path) -> None:
+    first = recording.first_look(tmp_path, structure, REQUESTS, 0)
+    names = [parse(name) for name in ("layers.0.attn.q", "layers.2.mlp.up", "layers.2.mlp.act", "logits")]
+    second = recording.second_look(first, names)
+    assert second is not None
+    assert second.values == (*first.values, "layers.2.*")
+    assert second.directory == first.directory
+    assert recording.second_look(second, names) is None, "nothing is missing any more"
+    many = [parse(f"layers.{layer}.attn.q") for layer in (2, 1)]
+    limited = recording.second_look(first, many, limit=1)
+    assert limited is not None
+    assert limited.values[-1] == "layers.2.*", "the first accusation counts most"
+
+
+def test_no_second_look_where_all_is_kept(structure: Structure, tmp_path: Path) -> None:
+    first = recording.first_look(tmp_path, structure, REQUESTS, 10**9)
+    assert recording.second_look(first, [parse("layers.1.attn.q")]) is None

@@ -1,0 +1,39 @@
+"""Findings say what is wrong in one sentence and survive JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from align.findings import PATHS, Finding
+
+FULL = Finding(
+    "B",
+    "weights",
+    side="candidate",
+    checkpoint="layers.1.mlp.down",
+    layer=1,
+    phase="decode",
+    step=3,
+    requests=("r0", "r2"),
+    positions=(5, 6, 7, 8),
+    ranks=(0, 1),
+    evidence={"what": "row 12 differs", "rows": [12]},
+    next="see how it is loaded",
+)
+
+
+def test_the_summary_is_one_sentence() -> None:
+    assert FULL.summary == (
+        "Path B (operator precision): weights of the candidate at layers.1.mlp.down in decode for r0, r2 "
+        "at position 5, 6, 7: row 12 differs."
+    )
+    assert Finding("UNLOCATED", "tokens").summary == "UNLOCATED (not located): tokens."
+
+
+@pytest.mark.parametrize("finding", [FULL, *(Finding(path, "kind") for path in PATHS)])  # type: ignore[arg-type]
+def test_json_and_back(finding: Finding) -> None:
+    plain = json.loads(json.dumps(finding.to_dict()))
+    assert plain["summary"] == finding.summary
+    assert Finding.from_dict(plain) == finding
