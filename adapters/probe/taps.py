@@ -12,10 +12,11 @@ picked of the arguments alone is taken before the call, because kernels may writ
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -133,6 +134,18 @@ def _parameters(function: Any) -> list[str]:
     return [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
 
 
+def signatures(taps: Iterable[Tap]) -> dict[str, list[str]]:
+    """Parameters of every function that the taps name, by ``where``; what the engine does not have is left out.
+
+    To be read before patches are applied: a patch may put ``(*args, **kwargs)`` in a function's place.
+    """
+    found = {}
+    for where in {tap.where for tap in taps if not tap.where.startswith("*:")}:
+        with contextlib.suppress(AttributeError, ImportError, TypeError, ValueError):  # hanging it up says why
+            found[where] = _parameters(locate(where))
+    return found
+
+
 # ---------------------------------------------------------------------------------------------------- installing
 
 
@@ -159,9 +172,19 @@ class Taps:
     Args:
         root: the causal language model.
         sink: where tensors go.
+        known: parameters by ``where``, see :func:`signatures`; what is not in it is looked at as it is now.
     """
 
-    def __init__(self, taps: Sequence[Tap], root: Any, structure: Structure, tp_rank: int, sink: Sink) -> None:
+    def __init__(
+        self,
+        taps: Sequence[Tap],
+        root: Any,
+        structure: Structure,
+        tp_rank: int,
+        sink: Sink,
+        known: Mapping[str, list[str]] | None = None,
+    ) -> None:
+        self._known = known or {}
         self._dims = Dims.of(structure, tp_rank)
         self._sink = sink
         self._layer: int | None = None
@@ -197,11 +220,11 @@ class Taps:
         for where in sorted(inner - {""}):
             self._wrap_inside(where)
 
-    @staticmethod
-    def _signature(tap: Tap, target: Any) -> list[str]:
+    def _signature(self, tap: Tap, target: Any) -> list[str]:
         if tap.where.startswith("*:"):
             return _parameters(getattr(target, tap.where[2:]))
-        return _parameters(locate(tap.where))
+        present = _parameters(locate(tap.where))
+        return self._known.get(tap.where, present)
 
     def remove(self) -> None:
         """Take all taps off again, in reverse order."""

@@ -17,7 +17,7 @@ from adapters.probe.launch import probe_dir, read_launch
 from adapters.probe.patch import PatchContext, Patches
 from adapters.probe.recorder import Recorder
 from adapters.probe.steplog import process_log
-from adapters.probe.taps import Taps, load_taps
+from adapters.probe.taps import Taps, load_taps, signatures
 from adapters.probe.weights import LiveWeights, write_audit
 from align.checkpoints.table import structure_of
 
@@ -39,9 +39,12 @@ class Worker:
         self.recorder: Recorder | None = None
         self.taps: Taps | None = None
         self._model: Any = None
+        self._table = load_taps(engine)
+        self._signatures: dict[str, list[str]] = {}
 
     def before_build(self) -> None:
         """The engine is imported; its model is not built yet."""
+        self._signatures = signatures(self._table)
         self.patches.apply()
 
     def after_load(self, model: Any) -> None:
@@ -65,7 +68,7 @@ class Worker:
         dtype = next(self._model.parameters()).dtype
         assert isinstance(dtype, torch.dtype)
         self.recorder = Recorder(structure, self.rank, self.tp_rank, weights, block_size, dtype)
-        self.taps = Taps(load_taps(self.engine), self._model, structure, self.tp_rank, self.recorder)
+        self.taps = Taps(self._table, self._model, structure, self.tp_rank, self.recorder, self._signatures)
         for name, why in self.taps.missing.items():
             log.note(f"not observable: {name}: {why}")
         self.recorder.missing = dict(self.taps.missing)

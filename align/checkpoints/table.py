@@ -225,6 +225,8 @@ def structure_of(config: Mapping[str, Any], tp: int = 1) -> Structure:
     )
     window = config.get("sliding_window") if slides else None
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    if "max_position_embeddings" in config:  # dynamic scaling begins behind it
+        rope.setdefault("max_position_embeddings", int(config["max_position_embeddings"]))
     rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
     rope.setdefault("rope_type", rope.pop("type", "default"))
     return Structure(

@@ -190,7 +190,7 @@ def compare_command(
     """Compare two recordings: A is the candidate, B the reference.
 
     Traces say the same as the run that made them: conditions, tokens, tensors, findings and exit code. Directories of
-    `.pt` files ({layer}_{op}_{input|output}_rank{rank}.pt) are compared by name, without tokens and conditions.
+    `.pt` files (`{layer}_{op}_{input|output}_rank{rank}.pt`) are compared by name, without tokens and conditions.
 
     Examples: `align compare RUN/candidate RUN/reference` · `align compare CAND REF --json found.json` ·
     `align compare dlinfer_dump vllm_dump --policy seed`
@@ -216,7 +216,7 @@ def export_command(
     native: Annotated[bool, typer.Option("--native", help="Shapes as the engine has them.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Write a trace as {layer}_{op}_{input|output}_rank{rank}.pt files.
+    """Write a trace as `{layer}_{op}_{input|output}_rank{rank}.pt` files.
 
     Example: `align export RUN/candidate --format pt --out dump --native`
     """

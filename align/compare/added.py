@@ -53,6 +53,7 @@ class Added:
         return asdict(self)
 
 
+_HEAD = "logits"
 _PHASES = ("prefill", "mixed", "decode")
 
 
@@ -115,7 +116,8 @@ def _judge_phase(
                 continue
             tokens[name].append(sums)
             largest[name].append(worst)
-            names[name] += rows.get(len(sums), [("", -1)] * len(sums))
+            named = rows["head"] if name == _HEAD or len(sums) != len(rows["sampled"]) else rows["sampled"]
+            names[name] += named if len(named) == len(sums) else [("", -1)] * len(sums)
     try:
         channels: Mapping[str, torch.Tensor] = trace.accumulated(rank, "residual", phase)
     except ValueError:
@@ -142,10 +144,8 @@ def _judge_phase(
     return found
 
 
-def _row_names(entry: StepEntry) -> dict[int, list[tuple[str, int]]]:
-    """How many rows → which they are, for the sampled rows of a step and for those that reach the head."""
+def _row_names(entry: StepEntry) -> dict[str, list[tuple[str, int]]]:
+    """The ``sampled`` rows of a step, all if it does not say, and those that reach the ``head``."""
     rows = [(span.request, position) for span in entry.rows for position in range(span.start, span.start + span.count)]
-    found = {len(entry.logits_rows): list(entry.logits_rows), len(rows): rows}
-    if entry.sampled:
-        found[len(entry.sampled)] = [rows[index] for index in entry.sampled]
-    return found
+    sampled = [rows[index] for index in entry.sampled] if entry.sampled else rows
+    return {"sampled": sampled, "head": list(entry.logits_rows)}

@@ -59,6 +59,8 @@ def show_settings(console: Console, outcome: Outcome) -> None:
 def _verdict(condition: Condition) -> str:
     if condition.ok:
         return condition.verdict
+    if not condition.required:
+        return "noted"  # it informs, whatever it is
     return f"{condition.verdict}, allowed" if condition.taints else condition.verdict
 
 

@@ -87,5 +87,5 @@ def trace(directory: Path, tp: int = 1) -> Trace:
 
 def one_step(directory: Path) -> tuple[Trace, StepEntry]:
     found = trace(directory)
-    (entry,) = found.steps()
+    (entry,) = (one for one in found.steps() if not one.dummy)
     return found, entry

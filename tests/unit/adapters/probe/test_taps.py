@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adapters.probe.taps import ENGINES, PSEUDO, Tap, Taps, load_taps, locate, picker
+from adapters.probe.taps import ENGINES, PSEUDO, Tap, Taps, load_taps, locate, picker, signatures
 from adapters.probe.transforms import TRANSFORMS
 from align.checkpoints.table import Structure, kinds
 from tests.unit.adapters.probe import toy_engine
@@ -117,6 +117,21 @@ def test_every_tensor_is_taken_where_it_is_made() -> None:
         for name, value in expected.items():
             assert torch.allclose(sink.seen[name, layer], value, atol=1e-5), f"{name} of layer {layer}"
     assert {layer for _, layer in sink.seen} == {None, 0, 1}
+
+
+def test_a_patch_without_a_signature_hides_no_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters are those of the engine's own function, read before a patch took its place."""
+    written = tap("attn.key_states", ATTENTION, "attend", "Attention.attend", "in.query", "heads")
+    known = signatures((written,))
+    original = toy_engine.Attention.attend
+    with monkeypatch.context() as patched:
+        patched.setattr(toy_engine.Attention, "attend", lambda self, *args, **kwargs: original(self, *args, **kwargs))
+        for given, seen in ((None, False), (known, True)):
+            sink, model = Sink(), Toy()
+            hung = Taps((written,), model, TP2, 0, sink, given)
+            model(torch.tensor([1, 2, 3]))
+            hung.remove()
+            assert (("attn.key_states", 0) in sink.seen) is seen
 
 
 def test_removal_leaves_nothing() -> None:
