@@ -29,14 +29,15 @@ class SideFacts:
         engine: its name.
         observations: of the engine and of its workers, ranks merged; also the start and sampling facts of a run.
         steps: of the first run; empty before it.
-        token_ids: prompt ids by request as the worker saw them; ``None`` if not recorded.
+        token_ids: prompt ids by request as the worker saw them, ``None`` for one that no step computed; ``None`` if
+            nothing was recorded.
         files: SHA-256 by file name of the checkpoint this side read; ``None`` if not known.
     """
 
     engine: str
     observations: Sequence[Observation] = ()
     steps: Sequence[StepRecord] = ()
-    token_ids: Mapping[str, Sequence[int]] | None = None
+    token_ids: Mapping[str, Sequence[int | None]] | None = None
     files: Mapping[str, str] | None = None
     _by_name: dict[str, Observation] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -112,7 +113,8 @@ def _one_side(row: Row, wanted: Any, side: SideFacts, case: Case) -> _Side:
     if row.compare == "token_ids":
         if side.token_ids is None:
             return _Side(None, "", None, "the ids that the worker saw were not recorded")
-        ok, why = judge.token_ids(wanted, side.token_ids)
+        caching = side.fact("prefix_caching")
+        ok, why = judge.token_ids(wanted, side.token_ids, caching is not None and caching.value is True)
         return _Side(_ids_summary(side.token_ids), "ids as the worker saw them", ok, why)
     if row.compare == "files":
         if side.files is None:
@@ -214,8 +216,9 @@ def _ends(values: Sequence[float]) -> str:
     return f"{len(values)} from {values[0]:.4g} to {values[-1]:.4g}"
 
 
-def _ids_summary(ids: Mapping[str, Sequence[int]]) -> str:
-    return f"{sum(map(len, ids.values()))} ids, {_digest({name: list(row) for name, row in ids.items()})}"
+def _ids_summary(ids: Mapping[str, Sequence[int | None]]) -> str:
+    seen = sum(one is not None for row in ids.values() for one in row)
+    return f"{seen} ids, {_digest({name: list(row) for name, row in ids.items()})}"
 
 
 def _digest(value: Mapping[str, Any]) -> str:

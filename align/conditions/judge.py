@@ -175,17 +175,24 @@ def frequencies(wanted: Mapping[str, Any], measured: Mapping[str, Any]) -> Judge
     return True, f"all {len(expected)} measured, from {found[0]:.4g} down to {found[-1]:.4g}"
 
 
-def token_ids(wanted: Mapping[str, Sequence[int]], seen: Mapping[str, Sequence[int]]) -> Judged:
+def token_ids(wanted: Mapping[str, Sequence[int]], seen: Mapping[str, Sequence[int | None]], cached: bool) -> Judged:
+    """``seen`` has ``None`` for an id that no step computed; ``cached``: prefixes are kept from earlier requests."""
+    unseen = 0
     for request, ids in wanted.items():
         if request not in seen:
             return None, f"no ids of request {request} were seen"
         have = list(seen[request])
-        if have != list(ids):
-            place = next((i for i, pair in enumerate(zip(ids, have, strict=False)) if pair[0] != pair[1]), None)
-            if place is None:
-                return False, f"request {request} has {len(have)} ids, not {len(ids)}"
-            return False, f"request {request}: id {place} is {have[place]}, not {ids[place]}"
-    return True, f"{sum(map(len, wanted.values()))} ids of {len(wanted)} requests are those of the case"
+        if len(have) != len(ids):
+            return False, f"request {request} has {len(have)} ids, not {len(ids)}"
+        for place, (asked, read) in enumerate(zip(ids, have, strict=True)):
+            if read is not None and read != asked:
+                return False, f"request {request}: id {place} is {read}, not {asked}"
+        unseen += have.count(None)
+    total = sum(map(len, wanted.values()))
+    if unseen and not cached:
+        return None, f"{unseen} of {total} ids were not seen"
+    rest = f"; {unseen} came from the prefix cache and were not seen again" if unseen else ""
+    return True, f"{total - unseen} ids of {len(wanted)} requests are those of the case{rest}"
 
 
 def same_files(sides: Mapping[str, Mapping[str, str]]) -> Judged:

@@ -42,7 +42,7 @@ class Certifier:
         sides: Mapping[str, SideOutcome],
         *,
         ran: bool = False,
-        inputs: Mapping[str, Mapping[str, Sequence[int]] | None] | None = None,
+        inputs: Mapping[str, Mapping[str, Sequence[int | None]] | None] | None = None,
     ) -> tuple[Condition, ...]:
         """All conditions that can be judged now.
 
@@ -71,8 +71,10 @@ class Certifier:
         return tuple(replace(one, required=False) if one.name == _INPUTS else one for one in found)
 
 
-def recorded_prompts(trace: Trace) -> dict[str, tuple[int, ...]] | None:
-    """Prompt ids by request as the first rank's worker saw them; ``None`` if they were not recorded.
+def recorded_prompts(trace: Trace) -> dict[str, tuple[int | None, ...]] | None:
+    """Prompt ids by request as the first rank's worker saw them, ``None`` for one that no step computed.
+
+    ``None`` as a whole if they were not recorded.
 
     Raises:
         ValueError: the trace cannot be read.
@@ -93,7 +95,7 @@ def recorded_prompts(trace: Trace) -> dict[str, tuple[int, ...]] | None:
                 if position < lengths.get(span.request, 0):
                     seen[span.request][position] = int(ids[at + offset])
             at += span.count
-    return {name: tuple(row[position] for position in sorted(row)) for name, row in seen.items()}
+    return {name: tuple(map(seen[name].get, range(length))) for name, length in lengths.items()}
 
 
 def recorded_steps(trace: Trace) -> tuple[StepRecord, ...]:

@@ -130,7 +130,7 @@ class Flow:
             self._compare("replay", {role: side.replay for role, side in session.outcome.sides.items()})
 
     def _certify(
-        self, ran: bool = False, inputs: Mapping[str, Mapping[str, Sequence[int]] | None] | None = None
+        self, ran: bool = False, inputs: Mapping[str, Mapping[str, Sequence[int | None]] | None] | None = None
     ) -> None:
         self.report.conditions = self._certifier.judge(self._session.outcome.sides, ran=ran, inputs=inputs)
         refuse(self.report.conditions)

@@ -96,13 +96,23 @@ def test_soc_of_one_generation() -> None:
 
 
 def test_ids_that_the_worker_saw() -> None:
-    seen = {**IDS, "r1": (0, 5, 6)}
+    seen = {**IDS, "r1": (0, 6)}
     found = judged(candidate=side("lmdeploy", token_ids=seen))
     assert not_ok(found) == {"token_ids": "false"} and "r1: id 0 is 0, not 5" in found["token_ids"].why
     found = judged(candidate=side("lmdeploy", token_ids={**IDS, "r0": (1, 2, 3, 4, 4)}))
     assert "r0 has 5 ids, not 4" in found["token_ids"].why
-    for unseen in (None, {"r0": IDS["r0"]}):
+    partly = {**IDS, "r0": (None, None, 3, 4)}
+    for unseen in (None, {"r0": IDS["r0"]}, partly):
         assert not_ok(judged(candidate=side("lmdeploy", token_ids=unseen))) == {"token_ids": "unknown"}
+
+
+def test_a_prefix_from_the_cache_is_not_read_again() -> None:
+    partly = {**IDS, "r0": (None, None, 3, 4)}
+    found = judged(candidate=side("lmdeploy", {"prefix_caching": True}, token_ids=partly))
+    assert not_ok(found) == {"prefix_caching": "false"}
+    assert "2 came from the prefix cache" in found["token_ids"].why
+    wrong = judged(candidate=side("lmdeploy", {"prefix_caching": True}, token_ids={**IDS, "r0": (None, None, 4, 4)}))
+    assert wrong["token_ids"].verdict == "false"
 
 
 def test_checkpoint_files_are_compared_side_by_side() -> None:
