@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help align env path test lint unit integration format clean-env
+.PHONY: help align env path test lint unit integration extended format clean-env
 
 ifndef PYTHON
 PYTHON := $(shell command -v python3.11 || command -v python3 || echo python3)
@@ -54,6 +54,7 @@ help:
 	@echo '                         On Ascend name the interpreters: LMDEPLOY_PYTHON=/path VLLM_PYTHON=/path'
 	@echo 'make test                environments, lint, types, unit and integration tests'
 	@echo 'make lint | unit | integration | format'
+	@echo 'make extended            the integration tests that make test leaves out (minutes)'
 	@echo 'make env                 build the environments now (align and test do it when needed)'
 	@echo 'make path                print the path of the align command of this checkout, for its other commands:'
 	@echo '                         capture (one engine alone), compare (two traces), export, taps'
@@ -85,7 +86,10 @@ unit:
 	@$(call TESTS,driver) && $(DRIVER) pytest tests/unit $(value ARGS)
 
 integration:
-	@$(call TESTS,all) && $(DRIVER) pytest tests/integration $(value ARGS)
+	@$(call TESTS,all) && $(DRIVER) pytest tests/integration -m 'not extended' $(value ARGS)
+
+extended:
+	@$(call TESTS,all) && $(DRIVER) pytest tests/integration -m extended $(value ARGS)
 
 # One after the other, also with -j: the machine's cores are shared.
 test:

@@ -17,8 +17,8 @@ from align.models.shapes import DENSE, architecture, check_shapes
 
 #: The device whose operators are ours.
 SIMULATED = "simnpu"
-#: vLLM refuses smaller blocks, and others than powers of two.
-MIN_BLOCK = 16
+#: Smallest block that an engine takes, in tokens: powers of two from here on. vllm-ascend's attention reads blocks of 128.
+MIN_BLOCK = {"lmdeploy": 16, "vllm": 128}
 
 
 def check_launchable(case: Case) -> None:
@@ -40,10 +40,11 @@ def check_launchable(case: Case) -> None:
             "use dp 1 and ep 1; tensor parallelism (tp) works on both engines",
         )
     block = case.batch.block_size
-    if block < MIN_BLOCK or block & (block - 1):
+    smallest = max(MIN_BLOCK[engine] for engine in (case.candidate, case.reference))
+    if block < smallest or block & (block - 1):
         raise UserError(
             f"block_size {block} is not one that both engines take",
-            f"use a power of two from {MIN_BLOCK} on, such as 64 or 128",
+            f"use a power of two from {smallest} on, such as {max(128, smallest)} or {2 * max(128, smallest)}",
         )
 
 

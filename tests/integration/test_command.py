@@ -36,39 +36,14 @@ def test_a_run_is_aligned_and_its_case_repeats_it(tmp_path: Path) -> None:
     assert (tmp_path / "first" / "case.json").read_text() == (tmp_path / "again" / "case.json").read_text()
 
 
-@pytest.mark.parametrize(("candidate", "reference"), [("native", "fp32-internal"), ("fp32-internal", "native")])
-def test_other_numerics_are_noise_not_divergence(candidate: str, reference: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    done = run_align(
-        "run", "--numerics", f"candidate={candidate}", "--numerics", f"reference={reference}", "--replay", "always",
-        "--out", str(out),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    comparison = json.loads((out / "run.json").read_text())["comparisons"]["replay"]
-    assert comparison["noise"] > 0, "both numerics gave the same logprobs, so the switch does nothing"
-
-
 def test_the_other_soc_generation_runs(tmp_path: Path) -> None:
     """A2 is the default of every other test."""
     out = tmp_path / "out"
-    done = run_align("run", "--max-new-tokens", "4", "--out", str(out), ALIGN_SIMNPU_SOC="A3")
+    done = run_align("run", "--no-tensors", "--max-new-tokens", "4", "--out", str(out), ALIGN_SIMNPU_SOC="A3")
     assert done.returncode == 0, done.stdout + done.stderr
     for side in json.loads((out / "run.json").read_text())["sides"].values():
         observed = {entry["name"]: entry["value"] for entry in side["observed"]}
         assert 250 <= observed["soc_version"] <= 255
-
-
-def test_tensor_parallel_two_runs_on_both_engines(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    done = run_align("run", "--tp", "2", "--out", str(out))
-    assert done.returncode == 0, done.stdout + done.stderr
-    run = json.loads((out / "run.json").read_text())
-    for side in run["sides"].values():
-        observed = {entry["name"]: entry["value"] for entry in side["observed"]}
-        assert observed["tp"] == 2
-        assert len(side["launched"]["workers"]) >= 2
-    steps = json.loads((out / "tokens.json").read_text())["free"]
-    assert all({step["rank"] for step in steps[role]["steps"]} == {0, 1} for role in steps)
 
 
 def test_late_arrivals_and_text_prompts(tmp_path: Path) -> None:

@@ -40,11 +40,13 @@ def test_a_clean_pair_with_real_noise_is_silent(side: str, tmp_path: Path) -> No
     assert record["findings"] == []
     everything_was_compared(record)
     assert any(one["verdict"] == "within" for one in record["tensors"]["checkpoints"]), "no noise, so nothing is shown"
+    assert record["comparisons"]["replay"]["noise"] > 0
 
 
+@pytest.mark.timeout(600)
 def test_a_real_model_is_silent(tmp_path: Path) -> None:
     arguments = ("--model", "smollm2", "--max-new-tokens", "4", *NATIVE["candidate"])
-    record = run(tmp_path / "out", *arguments, code=0)
+    record = run(tmp_path / "out", *arguments, code=0, timeout=550.0)
     assert record["findings"] == []
     everything_was_compared(record)
 
@@ -54,6 +56,12 @@ def test_two_ranks_are_joined(tmp_path: Path) -> None:
     everything_was_compared(record)
     names = {one["name"] for one in record["tensors"]["checkpoints"]}
     assert "layers.3.mlp.down_partial" in names
+    for side in record["sides"].values():
+        observed = {entry["name"]: entry["value"] for entry in side["observed"]}
+        assert observed["tp"] == 2
+        assert len(side["launched"]["workers"]) >= 2
+    steps = json.loads((tmp_path / "out" / "tokens.json").read_text())["free"]
+    assert all({step["rank"] for step in steps[role]["steps"]} == {0, 1} for role in steps)
 
 
 #: Fault → checkpoint, kind and part of the evidence that must be named.
@@ -64,8 +72,18 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("fault", EXPECTED)
+#: The rest belongs to `make extended`.
+_USUAL = {("swap", "candidate"), ("norm", "reference"), ("row", "candidate")}
+
+
+@pytest.mark.parametrize(
+    ("fault", "side"),
+    [
+        pytest.param(fault, side, marks=() if (fault, side) in _USUAL else pytest.mark.extended)
+        for fault in EXPECTED
+        for side in SIDES
+    ],
+)
 def test_a_fault_is_named_with_its_side_and_place(fault: str, side: str, tmp_path: Path) -> None:
     given = ("--patch", f"{side}={patch(fault, tmp_path)}", "--max-new-tokens", "4")
     record = run(tmp_path / "out", *given, *NATIVE["candidate"], code=1)
@@ -110,7 +128,13 @@ FALSE = {
 }
 
 
-@pytest.mark.parametrize("name", FALSE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("warmup", "greedy", "norm_eps") else pytest.mark.extended)
+        for name in FALSE
+    ],
+)
 def test_a_false_condition_is_named(name: str, tmp_path: Path) -> None:
     done = run_align("run", "--max-new-tokens", "2", "--set", FALSE[name], "--out", str(tmp_path / "out"))
     assert done.returncode == 2, done.stdout + done.stderr
@@ -130,6 +154,7 @@ def test_an_allowed_condition_marks_the_verdict(tmp_path: Path) -> None:
     assert "prefix_caching" in done.stdout
 
 
+@pytest.mark.timeout(600)
 def test_captures_made_apart_give_the_same_findings(tmp_path: Path) -> None:
     fault = patch("norm", tmp_path)
     joint = run(

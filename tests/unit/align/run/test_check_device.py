@@ -30,12 +30,17 @@ def test_numerics_are_the_simulation_s() -> None:
         check_device(fakes.case(numerics=Numerics(candidate="native")), fakes.info(), "ascend")
 
 
-@pytest.mark.parametrize("block_size", [1, 8, 100])
+@pytest.mark.parametrize("block_size", [1, 8, 64, 100])
 def test_block_sizes_that_an_engine_refuses(block_size: int) -> None:
     with pytest.raises(UserError, match=f"block_size {block_size}"):
         check_launchable(fakes.case(batch=Batch(block_size=block_size)))
 
 
-@pytest.mark.parametrize("block_size", [16, 64, 128])
+@pytest.mark.parametrize("block_size", [128, 256])
 def test_block_sizes_that_both_take(block_size: int) -> None:
     check_launchable(fakes.case(batch=Batch(block_size=block_size)))
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_lmdeploy_takes_smaller_blocks(block_size: int) -> None:
+    check_launchable(fakes.case(batch=Batch(block_size=block_size), reference="lmdeploy"))
