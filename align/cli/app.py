@@ -31,7 +31,10 @@ app.command("run")(commands.run_command)
 app.command("capture")(commands.capture_command)
 app.command("compare")(commands.compare_command)
 app.command("export")(commands.export_command)
+app.command("report")(commands.report_command)
+app.command("schema")(commands.schema_command)
 app.command("taps")(commands.taps_command)
+app.command("explain")(commands.explain_command)
 
 
 def main() -> None:

@@ -20,10 +20,16 @@ Capture = Annotated[
 ]
 Budget = Annotated[int | None, typer.Option(metavar="MB", help="Values kept per side at most. Default: 512.")]
 Policy = Annotated[str, typer.Option(help="derived (from dtype and depth) or seed (the seeds' thresholds alone).")]
+MinCoverage = Annotated[
+    float,
+    typer.Option(metavar="PERCENT", help="Checkpoints that must be compared before anything is called aligned."),
+]
 LaunchTimeout = Annotated[float, typer.Option(help="Seconds an engine may take to start.")]
 StepTimeout = Annotated[float, typer.Option(help="Seconds an engine may take for one step.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Everything: prompts, ids, conditions.")]
+_KNOWN = "What is known already (result.json and report.md keep it)"
+Lang = Annotated[str, typer.Option(help="Language of report.md: en or zh.")]
 Debug = Annotated[bool, typer.Option(help="Show tracebacks.")]
 EngineName = Annotated[str, typer.Argument(metavar="ENGINE", help="lmdeploy or vllm.")]
 
@@ -68,6 +74,7 @@ def run_command(
     ] = None,
     allow: Allow = None,
     policy: Policy = "derived",
+    min_coverage: MinCoverage = 100.0,
     tensors: Annotated[
         bool, typer.Option("--tensors/--no-tensors", help="Record and compare tensors, or tokens alone.")
     ] = True,
@@ -82,6 +89,32 @@ def run_command(
     ] = None,
     launch_timeout: LaunchTimeout = 600.0,
     step_timeout: StepTimeout = 180.0,
+    symptom: Annotated[
+        str | None, typer.Option(metavar="TEXT", rich_help_panel=_KNOWN, help="What is wrong, in your words.")
+    ] = None,
+    onset: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=_KNOWN, help="Wrong from the first token, or a later one: first, later."),
+    ] = None,
+    batching: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=_KNOWN, help="Shown by a single request, or only by several: single, multi."),
+    ] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", rich_help_panel=_KNOWN, help="Optimisation stage: what was changed last."),
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="TEXT", rich_help_panel=_KNOWN, help="What the output should equal.")
+    ] = None,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", rich_help_panel=_KNOWN, help="Ask for what was not given, on the terminal.")
+    ] = False,
+    lang: Lang = "en",
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="Print result.json on standard output, and everything else on standard error."),
+    ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     debug: Debug = False,
@@ -94,7 +127,8 @@ def run_command(
 
     Examples: `align run --model smollm2 --dtype fp16` ·
     `align run --patch candidate=fix.py` (try a fix without touching the installation) ·
-    `align run --set candidate.enable_prefix_caching=true --allow prefix_caching`
+    `align run --set candidate.enable_prefix_caching=true --allow prefix_caching` ·
+    `align run --json > result.json` (`align schema` prints its format)
     """
     from align.cli import run
 
@@ -112,6 +146,7 @@ def run_command(
         patches=tuple(patch or ()),
         allow=tuple(allow or ()),
         policy=policy,
+        min_coverage=min_coverage,
         tensors=tensors,
         capture=tuple(capture or ()),
         values_budget=values_budget,
@@ -121,6 +156,14 @@ def run_command(
         step_timeout=step_timeout,
         quiet=quiet,
         verbose=verbose,
+        symptom=symptom,
+        onset=onset,
+        batching=batching,
+        stage=stage,
+        baseline=baseline,
+        interactive=interactive,
+        lang=lang,
+        json=json,
     )
     raise typer.Exit(guarded(lambda: run.execute(settings), debug))
 
@@ -181,8 +224,9 @@ def compare_command(
     candidate: Annotated[Path, typer.Argument(metavar="A", help="Trace, side directory of a run, or .pt directory.")],
     reference: Annotated[Path, typer.Argument(metavar="B", help="The same of the other side.")],
     policy: Policy = "derived",
+    min_coverage: MinCoverage = 100.0,
     allow: Allow = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything that was found here.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here, details included.")] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     debug: Debug = False,
@@ -201,6 +245,7 @@ def compare_command(
         candidate=candidate,
         reference=reference,
         policy=policy,
+        min_coverage=min_coverage,
         allow=tuple(allow or ()),
         json_file=json_file,
         quiet=quiet,
@@ -213,16 +258,46 @@ def export_command(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace, or side directory of a run.")],
     out: Annotated[Path, typer.Option(help="New directory; one directory per step is made in it.")],
     format_: Annotated[str, typer.Option("--format", help="pt: one torch.save file per checkpoint and rank.")] = "pt",
-    native: Annotated[bool, typer.Option("--native", help="Shapes as the engine has them.")] = False,
+    native: Annotated[
+        bool, typer.Option("--native", help="Shapes as the engine has them: q, k and v in one file.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
-    """Write a trace as `{layer}_{op}_{input|output}_rank{rank}.pt` files.
+    """Write a trace as `{layer}_{op}_{input|output}_rank{rank}.pt` files, which `align compare` reads.
+
+    With --native fused projections are one file, such as `layer0_attn_qkv_output_rank0.pt`; `index.json` says how
+    canonical shapes are taken of it.
 
     Example: `align export RUN/candidate --format pt --out dump --native`
     """
     from align.cli import export as work
 
     raise typer.Exit(guarded(lambda: work.execute(trace, out, format_, native), debug))
+
+
+def report_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, or a result.json.")],
+    lang: Lang = "en",
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="Default: RUN/report.md; - prints it.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write the report of a run once more, in either language.
+
+    Example: `align report RUN --lang zh`
+    """
+    from align.cli import report as work
+
+    raise typer.Exit(guarded(lambda: work.execute(run, lang, out), debug))
+
+
+def schema_command(debug: Debug = False) -> None:
+    """Print the format of result.json as JSON Schema.
+
+    Example: `align schema > result.schema.json`
+    """
+    from align.cli import schema as work
+
+    raise typer.Exit(guarded(work.execute, debug))
 
 
 def taps_command(engine: EngineName, debug: Debug = False) -> None:
@@ -233,3 +308,23 @@ def taps_command(engine: EngineName, debug: Debug = False) -> None:
     from align.cli import taps as work
 
     raise typer.Exit(guarded(lambda: work.execute(engine), debug))
+
+
+def explain_command(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KIND|ID|PATH|WORD]", help="A finding's kind, a seed's row, a path, or any words."),
+    ] = None,
+    lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
+    debug: Debug = False,
+) -> None:
+    """What is known about a fault: symptom, likely causes, what to check, treatment and the files to read.
+
+    Without a word everything is listed, by path.
+
+    Examples: `align explain slots` · `align explain 003-TS-05 --lang zh` · `align explain A` ·
+    `align explain first token`
+    """
+    from align.cli import explain as work
+
+    raise typer.Exit(guarded(lambda: work.execute(words or (), lang), debug))

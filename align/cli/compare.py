@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import os
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from adapters.base import SIDES
+from align.cli.leave import text_of
 from align.cli.options import policy_name
 from align.conditions import require_names
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
 from align.report import terminal
+from align.result.build import Command, result_of
+from align.result.ground import ground_of_manifests
 from align.run.directory import disk_error
+from align.run.judge import coverage_demanded
 from align.run.offline import Offline
 from align.run.record import report_record
-from align.run.report import Report
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class CompareSettings:
     candidate: Path
     reference: Path
     policy: str
+    min_coverage: float
     allow: tuple[str, ...]
     json_file: Path | None
     quiet: bool
@@ -42,20 +48,21 @@ def execute(settings: CompareSettings) -> int:
     """
     console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False)
     require_names(settings.allow)
-    offline = Offline(settings.allow, policy_name(settings.policy))
+    offline = Offline(settings.allow, policy_name(settings.policy), coverage_demanded(settings.min_coverage))
+    started = datetime.now().astimezone().isoformat(timespec="seconds")
     paths = dict(zip(SIDES, (settings.candidate, settings.reference), strict=True))
     status = console.status("comparing") if console.is_terminal and not settings.quiet else contextlib.nullcontext()
     try:
         with status as shown:
             progress = (lambda where: shown.update(f"comparing {where}")) if shown is not None else None
             compared = offline.run(paths, progress)
-    except UserError:
+    except UserError as error:
         if settings.json_file is not None:
             with contextlib.suppress(UserError):
-                _write(settings.json_file, offline.report, paths)
+                _write(settings.json_file, offline, paths, started, error.hint)
         raise
     if settings.json_file is not None:
-        _write(settings.json_file, compared.report, paths)
+        _write(settings.json_file, offline, paths, started, terminal.next_step(compared.report))
     if settings.quiet:
         simulated = " (simulated)" if compared.simulated else ""
         print(f"{compared.report.verdict}{simulated}: {terminal.sentence(*compared.engines, compared.report)}")
@@ -66,12 +73,20 @@ def execute(settings: CompareSettings) -> int:
     return EXIT_ALIGNED if compared.report.verdict == "aligned" else EXIT_DIVERGED
 
 
-def _write(file: Path, report: Report, paths: dict[str, Path]) -> None:
-    content: dict[str, Any] = {**report_record(report), "traces": {role: str(path) for role, path in paths.items()}}
+def _write(file: Path, offline: Offline, paths: Mapping[str, Path], started: str, next_step: str) -> None:
+    """The result, with all of the comparison as its details."""
+    report = offline.report
+    whole = report_record(report)
+    result = result_of(
+        report,
+        ground_of_manifests(offline.manifests),
+        Command(sys.argv, started, next=next_step, traces={role: str(path) for role, path in paths.items()}),
+        details={name: whole[name] for name in ("comparisons", "tensors")},
+    )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary = file.with_name(f"{file.name}.tmp")
-        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        temporary.replace(file)
+        temporary.write_text(text_of(result), encoding="utf-8")
+        os.replace(temporary, file)
     except OSError as error:
         raise disk_error(error, file) from error

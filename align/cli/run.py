@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,8 @@ from rich.console import Console
 from align.case.build import NewCase, new_case
 from align.case.prompts import EncodedPrompt
 from align.case.schema import Batch, Decoding, Numerics, explain, load_case
+from align.cli.interview import answers_of, ask_on_terminal, interview, is_terminal
+from align.cli.leave import Known
 from align.cli.options import (
     budget_bytes,
     check_seconds,
@@ -31,11 +31,13 @@ from align.layout import Layout
 from align.models.info import ModelInfo
 from align.models.resolve import resolve_model
 from align.report import prompts, terminal
+from align.report.document import language
 from align.report.live import LiveProgress
 from align.run.directory import RunDirectory
 from align.run.flow import Flow, Wishes, check_recordable
+from align.run.judge import coverage_demanded
 from align.run.plan import SIMULATED, check_device, check_launchable
-from align.run.record import run_record, tokens_record
+from align.run.report import Report
 from align.run.session import Session
 from align.run.side import Limits
 from envs.home import align_home
@@ -62,6 +64,7 @@ class RunSettings:
     patches: tuple[str, ...]
     allow: tuple[str, ...]
     policy: str
+    min_coverage: float
     tensors: bool
     capture: tuple[str, ...]
     values_budget: int | None
@@ -71,6 +74,14 @@ class RunSettings:
     step_timeout: float
     quiet: bool
     verbose: bool
+    symptom: str | None = None
+    onset: str | None = None
+    batching: str | None = None
+    stage: str | None = None
+    baseline: str | None = None
+    interactive: bool = False
+    lang: str = "en"
+    json: bool = False
 
 
 def execute(settings: RunSettings) -> int:
@@ -79,14 +90,36 @@ def execute(settings: RunSettings) -> int:
     Raises:
         UserError, EnvError: what must change before the command can succeed.
     """
+    lang = language(settings.lang)
+    if settings.interactive:
+        given = asdict(settings)
+        found = interview(
+            given | {"tp": settings.layout[0]}, settings.case_file is not None, ask_on_terminal, is_terminal()
+        )
+        settings = _answered(settings, found)
+    model, layout = settings.model is not None, any(size is not None for size in settings.layout)
+    case_given = settings.case_file is not None
+    answers = answers_of(asdict(settings), model or case_given, layout or case_given)
+    known = Known(settings.device, answers, lang, settings.tensors, settings.json)
+    try:
+        report = _run(settings, known)
+    except BaseException as error:
+        known.leave_after(error)
+        raise
+    return EXIT_ALIGNED if report.verdict == "aligned" else EXIT_DIVERGED
+
+
+def _run(settings: RunSettings, known: Known) -> Report:
+    """The same; ``known`` is filled on the way, and written once there is a verdict."""
     # emoji: a text such as ":smile:" is shown as it is.
-    console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False)
+    console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False, stderr=settings.json)
     check_seconds(launch_timeout=settings.launch_timeout, step_timeout=settings.step_timeout)
     wishes = _wishes(settings)
-    extras = extras_of(settings.sets, settings.patches)
+    known.extras = extras = extras_of(settings.sets, settings.patches)
     numerics = numerics_of(settings.numerics, settings.device)
     info, made = _case(settings, numerics, lambda line: console.print(line, highlight=False))
     case = made.case
+    known.case, known.info = case, info
     check_launchable(case)
     check_device(case, info, settings.device)
     if wishes.tensors:
@@ -98,6 +131,7 @@ def execute(settings: RunSettings) -> int:
                 console.print(f"[yellow]{variable} is not used on the simulated NPU; add DEVICE=ascend[/yellow]")
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", info.name)
     directory = RunDirectory(settings.out, align_home() / "runs", label)
+    known.directory = directory
     directory.write("case.json", case.to_text())
     prompts.show_prompts(console, made.prompts, settings.verbose)
     limits = Limits(launch=settings.launch_timeout, step=settings.step_timeout)
@@ -105,24 +139,31 @@ def execute(settings: RunSettings) -> int:
     with LiveProgress(console, engines, settings.quiet) as watcher:
         session = Session(case, info, interpreters, directory.path, limits, watcher, extras)
         flow = Flow(session, case, info, wishes)
-        try:
-            report = flow.run()
-        except UserError:
-            # What is known is kept; that the disk is full may be the very reason.
-            with contextlib.suppress(UserError):
-                directory.write_json("run.json", run_record(case, info, session.outcome, flow.report, sys.argv))
-            raise
-    directory.write_json("tokens.json", tokens_record(session.outcome))
-    directory.write_json("run.json", run_record(case, info, session.outcome, report, sys.argv))
+        known.outcome, known.report = session.outcome, flow.report
+        report = flow.run()
+    known.leave(terminal.next_step(report, "CASE=RUN/case.json"))
+    if settings.quiet and settings.json:
+        return report
     if settings.quiet:
         simulated = " (simulated)" if settings.device == SIMULATED else ""
         print(f"{report.verdict}{simulated}: {terminal.sentence(case.candidate, case.reference, report)}")
     else:
         terminal.show_summary(console, case, info, session.outcome, report, directory.path, settings.verbose)
-    return EXIT_ALIGNED if report.verdict == "aligned" else EXIT_DIVERGED
+    return report
 
 
 # --------------------------------------------------------------------------------------------------- from options
+
+
+def _answered(settings: RunSettings, found: Mapping[str, str]) -> RunSettings:
+    """With what was answered on the terminal."""
+    plain: dict[str, Any] = dict(found)
+    size = plain.pop("tp", None)
+    if size is not None:
+        if not size.isdecimal():
+            raise UserError(f"{size} is no tensor-parallel size", "answer with a number, for example 2")
+        plain["layout"] = (int(size), *settings.layout[1:])
+    return replace(settings, **plain)
 
 
 def _wishes(settings: RunSettings) -> Wishes:
@@ -138,6 +179,7 @@ def _wishes(settings: RunSettings) -> Wishes:
         allow=settings.allow,
         values=settings.capture,
         budget=budget_bytes(settings.values_budget),
+        min_coverage=coverage_demanded(settings.min_coverage),
     )
 
 

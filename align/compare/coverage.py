@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from math import floor
 from typing import Any
 
 from align.compare.gather import is_head
@@ -33,9 +34,23 @@ class Coverage:
         """0 to 100; of nothing it is 0."""
         return 100.0 * self.observed / self.expected if self.expected else 0.0
 
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """What was not observed in every step and rank."""
+        return (*self.missing, *self.partial)
+
+    def reaches(self, demanded: float) -> bool:
+        """Whether it is at least ``demanded`` percent; nothing expected reaches 0 alone."""
+        return 100.0 * self.observed >= demanded * max(self.expected, 1)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
         return {**asdict(self), "percent": self.percent}
+
+
+def percent_text(percent: float) -> str:
+    """Rounded down to two decimals, so that 100 is said of the whole alone."""
+    return f"{floor(round(100.0 * percent, 6)) / 100.0:.5g}"
 
 
 def recorded_names(trace: Recorded) -> set[str]:

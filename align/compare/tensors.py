@@ -7,7 +7,7 @@ whose record is damaged or of another shape is ``not comparable``. Neither stops
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ class TensorComparison:
     Attributes:
         policy: the thresholds that were used.
         checkpoints: layer 0 first, in the table's order.
-        coverage: by side, and ``paired`` for what was compared.
+        coverage: by side, and ``paired``: compared in every paired row, of what both models have in their layouts.
         pairing: which rows belong together, what does not, and which inputs differ.
         drift: (layer, relative L2 of the residual stream that enters it, what rounding predicts).
         notes: what could not be checked.
@@ -95,10 +95,11 @@ def compare_traces(
         sides = {side: about[name] for side, about in added.items() if name in about}
         inputs = _inputs(name, structure, found)
         found[name] = replace(compared, layer=layer, kind=kind, added=sides, inputs=inputs)
+    expected = {side: _expected(trace, names) for side, trace in ((CANDIDATE, candidate), (REFERENCE, reference))}
     coverage = {
-        CANDIDATE: cover(candidate, _expected(candidate, names)),
-        REFERENCE: cover(reference, _expected(reference, names)),
-        "paired": _paired(tuple(found.values())),
+        CANDIDATE: cover(candidate, expected[CANDIDATE]),
+        REFERENCE: cover(reference, expected[REFERENCE]),
+        "paired": _paired(found, set(expected[CANDIDATE]) & set(expected[REFERENCE])),
     }
     return TensorComparison(policy, tuple(found.values()), coverage, pairing, _drift(found, policy), pairing.notes)
 
@@ -147,16 +148,25 @@ def _inputs(
     return tuple((other, found[other].verdict if other in found else "not observable") for other in inputs)
 
 
-def _paired(checkpoints: Sequence[CheckpointComparison]) -> Coverage:
-    compared = [checkpoint for checkpoint in checkpoints if checkpoint.compared]
-    partial = [checkpoint.name for checkpoint in compared if checkpoint.rows_missing]
+def _paired(found: Mapping[str, CheckpointComparison], expected: Collection[str]) -> Coverage:
+    """What was compared of the names that both sides should have: layouts differ in what exists under them."""
+    both = [checkpoint for name, checkpoint in found.items() if name in expected]
+    missing = [checkpoint for checkpoint in both if not checkpoint.compared]
+    partial = [checkpoint for checkpoint in both if checkpoint.compared and checkpoint.rows_missing]
     return Coverage(
-        expected=len(checkpoints),
-        observed=len(compared) - len(partial),
-        missing=tuple(checkpoint.name for checkpoint in checkpoints if not checkpoint.compared),
-        partial=tuple(partial),
-        why=tuple((checkpoint.name, checkpoint.why) for checkpoint in checkpoints if not checkpoint.compared),
+        expected=len(both),
+        observed=len(both) - len(missing) - len(partial),
+        missing=tuple(checkpoint.name for checkpoint in missing),
+        partial=tuple(checkpoint.name for checkpoint in partial),
+        why=(
+            *((checkpoint.name, checkpoint.why) for checkpoint in missing),
+            *((checkpoint.name, _rows_missing(checkpoint)) for checkpoint in partial),
+        ),
     )
+
+
+def _rows_missing(checkpoint: CheckpointComparison) -> str:
+    return "; ".join(f"{count} rows not recorded by the {side}" for side, count in checkpoint.rows_missing.items())
 
 
 def _drift(found: Mapping[str, CheckpointComparison], policy: TensorPolicy) -> tuple[tuple[int, float, float], ...]:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from align.compare.coverage import Coverage, percent_text
 from align.compare.tensors import CheckpointComparison, TensorComparison
 from align.findings import Finding
 
@@ -74,20 +75,26 @@ def _number(value: float | None) -> str:
 
 
 def _show_coverage(console: Console, tensors: TensorComparison) -> None:
-    words = []
-    for side, coverage in tensors.coverage.items():
-        words.append(f"{side} {coverage.percent:.4g} % of {coverage.expected}")
-    console.print(f"coverage: {', '.join(words)} checkpoints", highlight=False)
-    for side, coverage in tensors.coverage.items():
-        missing = [*coverage.missing, *coverage.partial]
-        if missing and side != "paired":
-            reasons = dict(coverage.why)
-            shown = ", ".join(
-                name + (f" ({reasons[name]})" if name in reasons else "") for name in missing[:_SHOWN_MISSING]
-            )
-            more = "" if len(missing) <= _SHOWN_MISSING else f" and {len(missing) - _SHOWN_MISSING} more"
-            text = f"not observable on the {side}: {shown}{more}"
+    words = ", ".join(
+        f"{part} {percent_text(coverage.percent)} % of {coverage.expected}"
+        for part, coverage in tensors.coverage.items()
+    )
+    console.print(f"coverage: {words} checkpoints", highlight=False)
+    told: set[str] = set()
+    for part, coverage in tensors.coverage.items():
+        # What was not compared although both sides have it comes last.
+        lacking = [name for name in coverage.lacking if part != "paired" or name not in told]
+        told |= set(lacking)
+        if lacking:
+            what = "not compared" if part == "paired" else f"not observable on the {part}"
+            text = f"{what}: {_named(coverage, lacking)}"
             console.print(text, style="yellow", highlight=False, markup=False)
+
+
+def _named(coverage: Coverage, names: Sequence[str]) -> str:
+    reasons = dict(coverage.why)
+    shown = ", ".join(name + (f" ({reasons[name]})" if name in reasons else "") for name in names[:_SHOWN_MISSING])
+    return shown + ("" if len(names) <= _SHOWN_MISSING else f" and {len(names) - _SHOWN_MISSING} more")
 
 
 def _show_layers(console: Console, tensors: TensorComparison, verbose: bool) -> None:

@@ -52,7 +52,7 @@ def show_summary(
         show_settings(console, outcome)
     show_findings(console, report, case.candidate, case.reference, simulated, verbose)
     traces = " and ".join(str(directory / role) for role in outcome.sides)
-    console.print(f"run directory: {escape(str(directory))}", highlight=False, soft_wrap=True)
+    console.print(f"run directory: {escape(str(directory))} (report.md, result.json)", highlight=False, soft_wrap=True)
     if report.tensors is not None:
         console.print(f"judge it again: align compare {escape(traces.replace(' and ', ' '))}", soft_wrap=True)
     repeat = f"CASE={directory / 'case.json'}"

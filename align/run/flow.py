@@ -17,7 +17,7 @@ from align.conditions import refuse
 from align.errors import SideError, UserError
 from align.models.info import ModelInfo
 from align.run.certify import Certifier, recorded_prompts
-from align.run.judge import accused, judge_tensors
+from align.run.judge import DEFAULT_COVERAGE, accused, judge_tensors, refuse_uncovered
 from align.run.manifest import manifest, write_manifest
 from align.run.recording import DEFAULT_BUDGET_MB, first_look, second_look
 from align.run.report import Report
@@ -39,6 +39,7 @@ class Wishes:
         allow: conditions that need not hold.
         values: patterns of checkpoints whose values are kept; empty leaves it to the budget.
         budget: bytes of values per side.
+        min_coverage: percent of the checkpoints without which nothing is called aligned.
     """
 
     tensors: bool = True
@@ -47,6 +48,7 @@ class Wishes:
     allow: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     budget: int = DEFAULT_BUDGET_MB * 10**6
+    min_coverage: float = DEFAULT_COVERAGE
 
 
 def structure_or_none(info: ModelInfo, tp: int) -> Structure | None:
@@ -80,7 +82,7 @@ class Flow:
         self._session, self._case, self._info, self._wishes = session, case, info, wishes
         self._structure = check_recordable(info, case.layout.tp) if wishes.tensors else None
         self._certifier = Certifier(case, info, structure_or_none(info, case.layout.tp), wishes.allow)
-        self.report = Report()
+        self.report = Report(min_coverage=wishes.min_coverage if wishes.tensors else None)
 
     def run(self) -> Report:
         """Run to the verdict.
@@ -92,12 +94,12 @@ class Flow:
         try:
             with self._session:
                 self._stages()
-            findings = report.findings
-            report.verdict = (
-                overall_verdict(report.comparisons, findings)
-                if self._structure is not None
-                else tokens_verdict(report.comparisons)
-            )
+            if self._structure is None:
+                report.verdict = tokens_verdict(report.comparisons)
+            else:
+                verdict = overall_verdict(report.comparisons, report.findings)
+                refuse_uncovered(verdict, report.tensors, report.min_coverage)
+                report.verdict = verdict
         except UserError as error:
             report.reason = error.message
             raise

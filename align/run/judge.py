@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from align.checkpoints.table import Name, parse
+from align.compare.coverage import percent_text
 from align.compare.locate import locate
 from align.compare.policy import TensorPolicy
 from align.compare.rows import Recorded
@@ -16,7 +17,11 @@ from align.compare.tensors import TensorComparison, compare_traces
 from align.compare.tokens import TokenComparison
 from align.errors import UserError
 from align.findings import Finding
-from align.run.verdict import tokens_verdict
+from align.run.verdict import Verdict, tokens_verdict
+
+#: Percent of the checkpoints that a comparison demands unless told otherwise.
+DEFAULT_COVERAGE = 100.0
+_SHOWN_MISSING = 3
 
 
 @contextmanager
@@ -75,6 +80,70 @@ def judge_tensors(
     audits = {"candidate": candidate.manifest.get("weights", ()), "reference": reference.manifest.get("weights", ())}
     differ = bool(comparisons) and tokens_verdict(comparisons) == "diverged"
     return compared, tuple(locate(compared, audits, differ))
+
+
+def coverage_demanded(percent: float) -> float:
+    """``--min-coverage``, if it is one.
+
+    Raises:
+        UserError: not within 0 to 100.
+    """
+    if not 0.0 <= percent <= 100.0:  # nor NaN
+        raise UserError(
+            f"--min-coverage {percent:g} is no percentage", "give a number from 0 to 100, for example --min-coverage 95"
+        )
+    return percent
+
+
+def refuse_uncovered(verdict: Verdict, tensors: TensorComparison | None, demanded: float | None) -> None:
+    """Stop where nothing was found wrong because too little was looked at.
+
+    Args:
+        verdict: what was compared says. What was found wrong stays wrong, whatever was not looked at.
+        demanded: percent that each side, and what was compared, must reach; ``None`` demands nothing.
+
+    Raises:
+        UserError: less was covered; names what is missing and why.
+    """
+    if verdict != "aligned" or tensors is None or demanded is None:
+        return
+    if all(coverage.reaches(demanded) for coverage in tensors.coverage.values()):
+        return
+    numbers = ", ".join(
+        f"{part} {percent_text(coverage.percent)} % of {coverage.expected}"
+        for part, coverage in tensors.coverage.items()
+    )
+    reasons = _not_covered(tensors)
+    shown = ", ".join(f"{name} ({why})" for name, why in list(reasons.items())[:_SHOWN_MISSING])
+    more = "" if len(reasons) <= _SHOWN_MISSING else f" and {len(reasons) - _SHOWN_MISSING} more"
+    raise UserError(
+        f"not comparable: nothing was found wrong, but the coverage is below the demanded {demanded:g} % of the "
+        f"checkpoints ({numbers}): {shown}{more}",
+        f"{_mend(tensors, demanded)}; or accept it: --min-coverage "
+        f"{percent_text(min(coverage.percent for coverage in tensors.coverage.values()))}",
+    )
+
+
+def _not_covered(tensors: TensorComparison) -> dict[str, str]:
+    """Names that were not compared, or not recorded everywhere by a side, with the reason, in order."""
+    found: dict[str, str] = {}
+    for part in ("paired", "candidate", "reference"):
+        coverage = tensors.coverage[part]
+        given = dict(coverage.why)
+        for name in coverage.lacking:
+            where = "not recorded" if name in coverage.missing else "not recorded in every step and rank"
+            found.setdefault(name, given.get(name, where if part == "paired" else f"{where} by the {part}"))
+    return {one.name: found[one.name] for one in tensors.checkpoints if one.name in found}
+
+
+def _mend(tensors: TensorComparison, demanded: float) -> str:
+    short = [side for side in ("candidate", "reference") if not tensors.coverage[side].reaches(demanded)]
+    if short:
+        return (
+            f"record them on the {' and the '.join(short)}: `align taps ENGINE` lists where the engine yields each "
+            "checkpoint, its log says what was not found there, and --capture '*' keeps values instead of digests"
+        )
+    return "record the values of both sides again: --values-budget MB, or --capture '*'"
 
 
 def accused(tensors: TensorComparison | None, findings: Iterable[Finding]) -> tuple[Name, ...]:

@@ -19,7 +19,7 @@ from align.compare.tokens import TokenComparison, compare_tokens
 from align.conditions import RUN, Condition, SideFacts, evaluate, refuse
 from align.errors import UserError
 from align.run.certify import recorded_prompts, recorded_steps
-from align.run.judge import judge_tensors
+from align.run.judge import DEFAULT_COVERAGE, judge_tensors, refuse_uncovered
 from align.run.manifest import FREE, REPLAY, generations_of, model_info_of, observations_of
 from align.run.report import Report
 from align.run.stability import Stability, Unstable, refuse_unstable
@@ -49,11 +49,20 @@ class Compared:
 
 
 class Offline:
-    """The comparison of two traces. :attr:`report` holds what is known, also after an error."""
+    """The comparison of two traces. :attr:`report` and :attr:`manifests` hold what is known, also after an error.
 
-    def __init__(self, allow: Collection[str], policy: Literal["derived", "seed"]) -> None:
+    Args:
+        min_coverage: percent of the checkpoints without which nothing is called aligned. Of files that say no model
+            it is not known what they should hold, so that nothing is demanded.
+    """
+
+    def __init__(
+        self, allow: Collection[str], policy: Literal["derived", "seed"], min_coverage: float = DEFAULT_COVERAGE
+    ) -> None:
         self._allow, self._policy = frozenset(allow), policy
-        self.report = Report()
+        self.report = Report(min_coverage=min_coverage)
+        #: What the recordings say of themselves, by role.
+        self.manifests: dict[str, Mapping[str, Any]] = {}
 
     def run(self, paths: Mapping[str, Path], progress: Callable[[str], None] | None = None) -> Compared:
         """Compare.
@@ -65,7 +74,9 @@ class Offline:
             UserError: they cannot be compared; the report says so too.
         """
         try:
-            sides = {role: open_recording(path) for role, path in paths.items()}
+            with self.report.timed("read"):
+                sides = {role: open_recording(path) for role, path in paths.items()}
+            self.manifests = {role: side.manifest for role, side in sides.items()}
             with ExitStack() as stack:
                 traces: dict[str, Trace] = {}
                 for role, side in sides.items():
@@ -86,8 +97,10 @@ class Offline:
         self, sides: Mapping[str, Trace | LooseFiles], progress: Callable[[str], None] | None
     ) -> Compared:
         report = self.report
+        report.min_coverage = None
         candidate, reference = sides["candidate"], sides["reference"]
-        report.tensors, report.findings = judge_tensors(candidate, reference, self._policy, {}, progress)
+        with report.timed("compare"):
+            report.tensors, report.findings = judge_tensors(candidate, reference, self._policy, {}, progress)
         report.verdict = overall_verdict({}, report.findings)
         names = tuple(str(side.manifest.get("engine") or side.directory) for side in (candidate, reference))
         return Compared(report, (names[0], names[1]), any(side.manifest.get("simulated") for side in sides.values()))
@@ -97,17 +110,22 @@ class Offline:
         manifests = {role: trace.manifest for role, trace in traces.items()}
         case = _case_of(manifests["reference"])
         _check_together(manifests)
-        report.conditions = self._conditions(traces, case)
-        refuse(report.conditions)
+        with report.timed("conditions"):
+            report.conditions = self._conditions(traces, case)
+            refuse(report.conditions)
         report.stability = tuple(_stability_of(role, content) for role, content in manifests.items())
-        refuse_unstable(report.stability)
         info = model_info_of(manifests["reference"])
-        report.comparisons = _tokens(manifests, NoisePolicy.for_dtype(case.dtype, info.layers), case)
-        report.tensors, report.findings = judge_tensors(
-            traces["candidate"], traces["reference"], self._policy, report.comparisons, progress
-        )
+        with report.timed("tokens"):
+            refuse_unstable(report.stability)
+            report.comparisons = _tokens(manifests, NoisePolicy.for_dtype(case.dtype, info.layers), case)
+        with report.timed("compare"):
+            report.tensors, report.findings = judge_tensors(
+                traces["candidate"], traces["reference"], self._policy, report.comparisons, progress
+            )
         report.bytes = {role: trace_bytes(trace.directory) for role, trace in traces.items()}
-        report.verdict = overall_verdict(report.comparisons, report.findings)
+        verdict = overall_verdict(report.comparisons, report.findings)
+        refuse_uncovered(verdict, report.tensors, report.min_coverage)
+        report.verdict = verdict
         generated = {
             role: {one.request: one.token_ids for one in generations_of(content, FREE) or ()}
             for role, content in manifests.items()

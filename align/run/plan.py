@@ -17,7 +17,7 @@ from align.models.shapes import DENSE, architecture, check_shapes
 
 #: The device whose operators are ours.
 SIMULATED = "simnpu"
-#: Smallest block that an engine takes, in tokens: powers of two from here on. vllm-ascend's attention reads blocks of 128.
+#: Smallest block that an engine takes, in tokens: powers of two from here on (vllm-ascend's attention reads 128).
 MIN_BLOCK = {"lmdeploy": 16, "vllm": 128}
 
 

@@ -50,6 +50,7 @@ def report_record(report: Report) -> dict[str, Any]:
         "conditions": [condition.to_dict() for condition in report.conditions],
         "stability": [one.to_dict() for one in report.stability],
         "comparisons": {name: comparison.to_dict() for name, comparison in report.comparisons.items()},
+        "min_coverage": report.min_coverage,
         "tensors": None if report.tensors is None else report.tensors.to_dict(),
         "bytes": dict(report.bytes),
     }

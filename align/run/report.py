@@ -15,6 +15,21 @@ from align.run.stability import Stability
 from align.run.verdict import Verdict
 
 
+@dataclass(frozen=True)
+class Move:
+    """One stage that was entered, with what was known when it ended.
+
+    Attributes:
+        stage: its name.
+        conditions, tensors, findings: as in :class:`Report`.
+    """
+
+    stage: str
+    conditions: tuple[Condition, ...] = ()
+    tensors: TensorComparison | None = None
+    findings: tuple[Finding, ...] = ()
+
+
 @dataclass
 class Report:
     """A joint run, or a comparison of two traces.
@@ -27,8 +42,10 @@ class Report:
         comparisons: of tokens, by mode (``free``, ``replay``).
         tensors: of tensors; ``None`` if none were recorded.
         findings: what is wrong, the headline first.
+        min_coverage: percent of the checkpoints without which nothing is called aligned; ``None`` if none was demanded.
         bytes: written by each side's last capture.
         seconds: by stage.
+        moves: stages in the order in which they ended; one that came again is there again.
     """
 
     verdict: Verdict = "not comparable"
@@ -38,17 +55,20 @@ class Report:
     comparisons: dict[str, TokenComparison] = field(default_factory=dict)
     tensors: TensorComparison | None = None
     findings: tuple[Finding, ...] = ()
+    min_coverage: float | None = None
     bytes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    moves: list[Move] = field(default_factory=list)
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Add the time that the block takes to its stage."""
+        """Add the time that the block takes to its stage, and the stage to the moves."""
         started = time.monotonic()
         try:
             yield
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - started
+            self.moves.append(Move(stage, self.conditions, self.tensors, self.findings))
 
     @property
     def tainted(self) -> tuple[Condition, ...]:

@@ -1,15 +1,4 @@
-"""Traces as directories of `.pt` files in the naming of seed 003, and such directories as traces.
-
-``{layer}_{op}_{input|output}_rank{rank}.pt``, one directory for each step::
-
-    step00000/layer0_attn_out_output_rank0.pt      layers.0.attn.out
-    step00000/layer0_block_in_input_rank0.pt       layers.0.block_in
-    step00000/final_norm_output_rank0.pt           final_norm
-    step00000/token_ids_input_rank0.pt             what the engine was fed
-    index.json                                     whose rows they hold
-
-``op`` is the checkpoint without its layer, dots as underscores. ``input`` is what is named after the operator that
-reads it (:data:`INPUTS`), all else is ``output``. Digests and residuals are not exported.
+"""Directories of `.pt` files as traces: what :mod:`align.trace.pt_export` wrote, and what somebody wrote by hand.
 
 Directories that somebody wrote by hand have no index. Any operator's name is read, with or without step directories;
 the seed's own example ``layer0_attn_out_rank0.pt`` lacks ``input|output`` and counts as an output. Files load with
@@ -19,141 +8,23 @@ the seed's own example ``layer0_attn_out_rank0.pt`` lacks ``input|output`` and c
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from align.checkpoints.table import kinds, parse
-from align.trace.format import POSITIONS, TOKEN_IDS, Shard, StepEntry
+from adapters.probe.transforms import TRANSFORMS
+from align.trace.format import Shard, StepEntry
+from align.trace.native import NativeForms, dims_from
+from align.trace.pt_names import read_file_name
 from align.trace.reader import Trace
 
 INDEX = "index.json"
-INDEX_SCHEMA = 1
-#: Checkpoints that are dumped in front of the operator that reads them.
-INPUTS = frozenset(
-    ("block_in", "final_in", "attn.key_states", "attn.value_states", "attn.kv_start_indices", TOKEN_IDS, POSITIONS)
-)
-#: (name, tensor) → the engine's own form of a canonical tensor; ``None`` if there is no inverse.
-ToNative = Callable[[str, torch.Tensor], "torch.Tensor | None"]
-_FILE = re.compile(
-    r"(?:(?:layers?[._]?)?(?P<layer>\d+)[._])?(?P<op>.+?)(?:_(?P<io>input|output))?(?:_rank(?P<rank>\d+))?"
-)
-
-
-def _operators() -> dict[str, str]:
-    names = [*kinds(), TOKEN_IDS, POSITIONS]
-    found = {name.replace(".", "_"): name for name in names}
-    assert len(found) == len(names), "two checkpoints have one file name"
-    return found
-
-
-def file_name(name: str, rank: int) -> str:
-    """``layers.0.attn.out`` → ``layer0_attn_out_output_rank0.pt``.
-
-    Raises:
-        ValueError: no checkpoint has this name.
-    """
-    kind, layer = (name, None) if name in (TOKEN_IDS, POSITIONS) else (parse(name).kind.name, parse(name).layer)
-    prefix = "" if layer is None else f"layer{layer}_"
-    return f"{prefix}{kind.replace('.', '_')}_{'input' if kind in INPUTS else 'output'}_rank{rank}.pt"
-
-
-def read_file_name(stem: str) -> tuple[str, int]:
-    """The inverse of :func:`file_name`, without ``.pt``; an operator that is not in the table keeps its own name."""
-    match = _FILE.fullmatch(stem)
-    assert match is not None, stem  # `op` takes whatever the rest leaves
-    rank = int(match["rank"] or 0)
-    layer, direction = match["layer"], match["io"]
-    kind = _operators().get(match["op"])
-    if kind is not None and direction in (None, "input" if kind in INPUTS else "output"):
-        per_layer = kind in kinds() and kinds()[kind].per_layer
-        if per_layer == (layer is not None):
-            return (kind if layer is None else f"layers.{int(layer)}.{kind}"), rank
-    prefix = "" if layer is None else f"layer{int(layer)}_"
-    return f"{prefix}{match['op']}_{direction or 'output'}", rank
-
-
-# ----------------------------------------------------------------------------------------------------------- export
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What an export wrote: files, their bytes, and checkpoint → why it was left out."""
-
-    files: int
-    bytes: int
-    skipped: Mapping[str, str] = field(default_factory=dict)
-
-
-def export_pt(trace: Trace, out: Path, to_native: ToNative | None = None) -> Exported:
-    """Write every value of a trace, rank by rank, as plain tensors.
-
-    Args:
-        to_native: writes the engine's own shapes; by default they are canonical, local to the rank.
-
-    Raises:
-        ValueError: ``out`` is not empty, or the trace is damaged.
-        OSError: the disk is full or not writable.
-    """
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f"{out} is not empty")
-    out.mkdir(parents=True, exist_ok=True)
-    files = size = 0
-    skipped: dict[str, str] = {}
-    for rank in trace.ranks:
-        for entry in trace.steps(rank):
-            if entry.dummy:
-                continue
-            folder = out / f"step{entry.step:05d}"
-            folder.mkdir(exist_ok=True)
-            for key in sorted(trace.keys(rank, entry.step)):
-                if "#" in key:
-                    skipped.setdefault(key.partition("#")[0], "only a digest was recorded")
-                    continue
-                value = trace.tensor(rank, entry.step, key)
-                assert value is not None, key
-                if to_native is not None and key not in (TOKEN_IDS, POSITIONS):
-                    native = to_native(key, value)
-                    if native is None:
-                        skipped[key] = "its transform has no inverse"
-                        continue
-                    value = native
-                path = folder / file_name(key, rank)
-                # A view would take its whole storage along.
-                torch.save(value.detach().cpu().clone(memory_format=torch.contiguous_format), path)
-                files += 1
-                size += path.stat().st_size
-    written = {read_file_name(path.stem)[0] for path in out.glob("step*/*.pt")}
-    skipped = {name: why for name, why in skipped.items() if name not in written}
-    _write_index(trace, out, native=to_native is not None, skipped=skipped)
-    return Exported(files, size, skipped)
-
-
-def _write_index(trace: Trace, out: Path, native: bool, skipped: Mapping[str, str]) -> None:
-    shards = {rank: {kind: trace.shard(rank, kind) for kind in kinds()} for rank in trace.ranks}
-    index = {
-        "schema": INDEX_SCHEMA,
-        "native": native,
-        "manifest": trace.manifest,
-        "ranks": {
-            rank: {"shards": {kind: asdict(shard) for kind, shard in found.items() if shard is not None}}
-            for rank, found in shards.items()
-        },
-        "steps": {rank: [entry.to_dict() for entry in trace.steps(rank)] for rank in trace.ranks},
-        "skipped": dict(skipped),
-    }
-    temporary = out / f"{INDEX}.tmp"
-    temporary.write_text(json.dumps(index), encoding="utf-8")
-    os.replace(temporary, out / INDEX)
-
-
-# ----------------------------------------------------------------------------------------------------------- import
+INDEX_SCHEMA = 2
 
 
 def import_pt(directory: Path) -> IndexedFiles | LooseFiles:
@@ -185,8 +56,15 @@ def _names(folder: Path) -> dict[tuple[str, int], Path]:
     return found
 
 
+class _Stored(NamedTuple):
+    """The file that holds a checkpoint, and how it is taken of the tensor there."""
+
+    path: Path
+    transform: str | None
+
+
 class IndexedFiles(Trace):
-    """What :func:`export_pt` wrote: a trace whose records are files.
+    """What was exported: a trace whose records are files; native shapes are undone as the index says.
 
     Raises:
         ValueError: the index is damaged or of another schema.
@@ -201,19 +79,22 @@ class IndexedFiles(Trace):
                 raise ValueError(f"schema {index['schema']}; this version reads {INDEX_SCHEMA}")
             self.manifest = index["manifest"]
             self.dtype = self.manifest["dtype"]
-            self._native = bool(index["native"])
+            native = index["native"]
+            self._native = None if native is None else NativeForms.from_dict(native)
+            self._dims = {} if native is None else {int(rank): dims_from(one) for rank, one in native["dims"].items()}
+            skipped = {str(name): str(why) for name, why in index["skipped"].items()}
             self._shards = {
                 int(rank): {kind: Shard(**shard) for kind, shard in about["shards"].items()}
                 for rank, about in index["ranks"].items()
             }
             self._entries = {
-                int(rank): tuple(StepEntry.from_dict(plain) for plain in entries)
+                int(rank): tuple(_told(StepEntry.from_dict(plain), skipped) for plain in entries)
                 for rank, entries in index["steps"].items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
         self.ranks = tuple(sorted(self._entries))
-        self._folders: dict[int, dict[tuple[str, int], Path]] = {}
+        self._folders: dict[int, dict[tuple[str, int], _Stored]] = {}
 
     def close(self) -> None:
         """Nothing stays open."""
@@ -224,32 +105,41 @@ class IndexedFiles(Trace):
     def steps(self, rank: int = 0) -> tuple[StepEntry, ...]:
         return self._entries[rank]
 
-    def _folder(self, step: int) -> dict[tuple[str, int], Path]:
+    def _folder(self, step: int) -> dict[tuple[str, int], _Stored]:
         if step not in self._folders:
-            self._folders[step] = _names(self.directory / f"step{step:05d}")
+            fused: dict[tuple[str, int], _Stored] = {}
+            own: dict[tuple[str, int], _Stored] = {}
+            for (name, rank), path in _names(self.directory / f"step{step:05d}").items():
+                held = {name: None} if self._native is None else self._native.held_in(name)
+                place = own if name in held else fused
+                place.update({(part, rank): _Stored(path, transform) for part, transform in held.items()})
+            self._folders[step] = {**fused, **own}
         return self._folders[step]
 
     def keys(self, rank: int, step: int) -> frozenset[str]:
         return frozenset(name for name, of_rank in self._folder(step) if of_rank == rank)
 
     def tensor(self, rank: int, step: int, key: str) -> torch.Tensor | None:
-        path = self._folder(step).get((key, rank))
-        return None if path is None else _load(path)
+        stored = self._folder(step).get((key, rank))
+        if stored is None:
+            return None
+        value = _load(stored.path)
+        if stored.transform is None:
+            return value
+        try:
+            return TRANSFORMS[stored.transform].forward(value, self._dims[rank])
+        except (RuntimeError, KeyError, IndexError) as error:
+            raise ValueError(
+                f"{stored.path} holds {list(value.shape)}, of which {key} cannot be taken by {stored.transform}"
+            ) from error
 
     def accumulated(self, rank: int, which: str, phase: str) -> Mapping[str, torch.Tensor]:
         return {}
 
-    def joined(self, step: int, name: str) -> torch.Tensor | None:
-        if not self._native:
-            return super().joined(step, name)
-        if len(self.ranks) > 1:
-            raise ValueError("native shapes of several ranks cannot be joined; export canonical shapes")
-        value = self.tensor(self.ranks[0], step, name)
-        entry = next(one for one in self.steps(self.ranks[0]) if one.step == step and not one.dummy)
-        rows = (sum(span.count for span in entry.rows), len(entry.logits_rows))
-        if value is not None and value.dim() > 2 and value.shape[0] == 1 and value.shape[1] in rows:
-            return value[0]  # an engine's batch axis
-        return value
+
+def _told(entry: StepEntry, skipped: Mapping[str, str]) -> StepEntry:
+    """A step that also says what the export left out."""
+    return entry if entry.dummy else replace(entry, failures={**skipped, **entry.failures})
 
 
 class LooseFiles:

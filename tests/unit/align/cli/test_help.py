@@ -12,7 +12,10 @@ import pytest
 from envs.home import REPOSITORY
 
 HEAVY = ("torch", "ray", "transformers", "numpy", "sqlalchemy", "tokenizers", "align.run.session")
-HELPS = [["--help"], *([command, "--help"] for command in ("run", "capture", "compare", "export", "taps"))]
+HELPS = [
+    ["--help"],
+    *([command, "--help"] for command in ("run", "capture", "compare", "export", "taps", "report", "schema")),
+]
 PROBE = """
 import sys
 from align.cli import main
@@ -57,7 +60,7 @@ def test_help_teaches() -> None:
     assert "align run --model qwen3" in text
     assert "0 aligned, 1" in " ".join(text.split())
     options = run("-m", "align", "run", "--help").stdout
-    for command in ("capture", "compare", "export", "taps"):
+    for command in ("capture", "compare", "export", "taps", "report", "schema"):
         assert f"align {command} " in " ".join(run("-m", "align", command, "--help").stdout.split()), "an example"
     for option in ("--set", "--patch", "--allow", "--policy", "--no-tensors", "--values-budget", "--capture"):
         assert option in options

@@ -17,7 +17,6 @@ from adapters.probe.spec import CaptureSpec
 from align.cli import capture as capture_module
 from align.cli import main
 from align.cli import options as options_module
-from align.cli.export import native_forms
 from align.errors import SideError
 from align.models import qwen3
 from align.run import alone, certify, offline
@@ -50,14 +49,14 @@ def align(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
     signal.signal(signal.SIGTERM, before)
 
 
-def make_run(directory: Path, monkeypatch: pytest.MonkeyPatch, edit: traces.Edit | None = None) -> Path:
+def make_run(directory: Path, monkeypatch: pytest.MonkeyPatch, edit: traces.Edit | None = None, **wishes: Any) -> Path:
     for module in (certify, offline):
         monkeypatch.setattr(module, "evaluate", lambda *_, **__: (recordings.condition(),))
     monkeypatch.setattr(certify, "file_hashes", lambda path: {"model.safetensors": "00"})
     session: Any = recordings.Scripted(directory)
     if edit is not None:
         session.edits["candidate"] = edit
-    Flow(session, recordings.case(), recordings.info(), Wishes()).run()
+    Flow(session, recordings.case(), recordings.info(), Wishes(**wishes)).run()
     return directory
 
 
@@ -97,7 +96,8 @@ def test_compare_writes_what_it_found(align: Align, faulty: Path, tmp_path: Path
     assert len(text.splitlines()) == 1
     found = json.loads(file.read_text())
     assert found["findings"][0]["checkpoint"] == "layers.1.mlp.up"
-    assert found["traces"] == dict(zip(SIDES, sides, strict=True))
+    assert found["environment"]["traces"] == dict(zip(SIDES, sides, strict=True))
+    assert found["details"]["tensors"]["first_divergence"]["name"] == "layers.1.mlp.up"
 
 
 def test_compare_refuses_with_a_remedy(align: Align, clean: Path, tmp_path: Path) -> None:
@@ -122,6 +122,31 @@ def test_compare_refuses_with_a_remedy(align: Align, clean: Path, tmp_path: Path
     found = json.loads(file.read_text())
     assert found["verdict"] == "not comparable"
     assert "different prompts" in found["reason"]
+
+
+def test_compare_demands_coverage(align: Align, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(phase: str, step: int, tensors: dict[str, torch.Tensor]) -> None:
+        del tensors["layers.0.attn.q_rope"]
+
+    run = make_run(tmp_path / "run", monkeypatch, without, min_coverage=0.0)
+    sides = [str(run / role) for role in SIDES]
+    file = tmp_path / "found.json"
+    code, _, err = align("compare", *sides, "--json", str(file))
+    assert code == 2
+    assert "97.5 % of 40" in err
+    assert "layers.0.attn.q_rope (not recorded by the candidate)" in err
+    assert "--min-coverage 97.5" in err
+    found = json.loads(file.read_text())
+    assert (found["verdict"], found["coverage"]["demanded"], found["findings"]) == ("not comparable", 100.0, [])
+    code, text, _ = align("compare", *sides, "--json", str(file), "--min-coverage", "97.5")
+    assert code == 0
+    assert "every tensor that was compared is equal" in text
+    assert json.loads(file.read_text())["coverage"]["demanded"] == 97.5
+    for wrong in ("101", "-1", "nan"):
+        code, _, err = align("compare", *sides, "--min-coverage", wrong)
+        assert code == 2
+        assert f"--min-coverage {wrong} is no percentage" in err
+        assert "next: " in err
 
 
 # --------------------------------------------------------------------------------------------------- export, taps
@@ -156,30 +181,38 @@ def test_export_refuses_with_a_remedy(align: Align, clean: Path, tmp_path: Path)
     assert not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize(("engine", "role"), [("lmdeploy", "candidate"), ("vllm", "reference")])
-def test_native_shapes_are_the_taps_own(clean: Path, engine: str, role: str) -> None:
-    trace = Trace(clean / role / "trace")
-    to_native = native_forms(trace)
-    from adapters.probe.taps import PSEUDO, load_taps
-    from adapters.probe.transforms import TRANSFORMS, Dims
+@pytest.mark.parametrize("which", ["clean", "faulty"])
+def test_native_shapes_are_compared_as_canonical_ones(
+    align: Align, which: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    run: Path = request.getfixturevalue(which)
+    found = []
+    for native in ([], ["--native"]):
+        directories = [str(tmp_path / f"{role}{len(native)}") for role in SIDES]
+        for role, directory in zip(SIDES, directories, strict=True):
+            code, text, _ = align("export", str(run / role), "--out", directory, *native)
+            assert code == 0
+            assert (f"shapes as {recordings.ENGINES[role]} has them" if native else "canonical shapes") in text
+            assert ("canonical shapes: attn.kv_start_indices: its transform has no inverse" in text) == bool(native)
+        file = tmp_path / f"found{len(native)}.json"
+        assert align("compare", *directories, "--json", str(file))[0] == (1 if which == "faulty" else 0)
+        content = json.loads(file.read_text())
+        del content["command"], content["timing"], content["environment"]
+        found.append(content)
+    assert found[0] == found[1]
+    assert bool(found[1]["findings"]) == (which == "faulty")
+    q = tmp_path / "candidate1" / "step00000" / "layer0_attn_qkv_output_rank0.pt"
+    assert torch.load(q, weights_only=True).shape == (1, 5, (4 + 2 + 2) * 4)
 
-    dims = Dims.of(trace.structure, 0)
-    seen = 0
-    for tap in load_taps(engine):
-        name = next((str(one) for one in trace.structure.names() if one.kind.name == tap.checkpoint), None)
-        if tap.checkpoint in PSEUDO or name is None:
-            continue
-        value = trace.tensor(0, 0, name)
-        assert value is not None
-        native = to_native(name, value)
-        if TRANSFORMS[tap.transform].inverse is None:
-            assert native is None
-        elif not tap.transform.startswith(("qkv", "gate_up")):
-            assert native is not None
-            assert torch.equal(TRANSFORMS[tap.transform].forward(native, dims), value), tap
-            seen += 1
-    assert seen > 5
-    trace.close()
+
+def test_native_shapes_of_an_unknown_engine(align: Align, clean: Path, tmp_path: Path) -> None:
+    file = clean / "candidate" / "trace" / "trace.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "engine": "sglang"}))
+    code, _, err = align("export", str(clean / "candidate"), "--out", str(tmp_path / "o"), "--native")
+    assert code == 2
+    assert "the shapes of sglang are not known" in err
+    assert "next: export it without --native" in err
+    assert not (tmp_path / "o").exists()
 
 
 def test_taps_are_printed(align: Align) -> None:

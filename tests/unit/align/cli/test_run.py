@@ -175,6 +175,8 @@ REFUSALS: list[tuple[list[str], str, str]] = [
     (["--replay", "never"], "tensors are recorded during the replay", "--no-tensors"),
     (["--allow", "luck"], "no condition is called luck", "prefix_caching"),
     (["--policy", "mine"], "--policy mine is not known", "derived, seed"),
+    (["--min-coverage", "100.5"], "--min-coverage 100.5 is no percentage", "from 0 to 100"),
+    (["--min-coverage", "nan"], "--min-coverage nan is no percentage", "from 0 to 100"),
     (["--values-budget", "-1"], "--values-budget -1 is not a size", "megabytes"),
     (["--set", "tp=2"], "--set tp=2 is not SIDE.NAME=VALUE", "candidate.sampling.top_k=5"),
     (["--set", "middle.tp=2"], "is not SIDE.NAME=VALUE", "candidate, reference"),
@@ -254,7 +256,8 @@ def test_an_aligned_run(align: Callable[..., Any], checkpoint: Path, tmp_path: P
     assert (code, err) == (0, "")
     assert "aligned: lmdeploy and vllm generate the same 12 greedy tokens for 4 requests" in text
     assert "\x1b[" not in text
-    assert sorted(path.name for path in out.iterdir()) == ["case.json", "run.json", "tokens.json"]
+    left = ["case.json", "report.md", "result.json", "run.json", "tokens.json"]
+    assert sorted(path.name for path in out.iterdir()) == left
     record = json.loads((out / "run.json").read_text())
     assert record["verdict"] == "aligned"
     assert record["command"][:2] == ["align", "run"]
@@ -332,7 +335,7 @@ def test_a_failed_side_keeps_what_is_known(align: Callable[..., Any], checkpoint
     assert code == 2
     assert "last words" in err
     assert FakeSession.made[0].stages == ["launch", "closed"]
-    assert sorted(path.name for path in out.iterdir()) == ["case.json", "run.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["case.json", "report.md", "result.json", "run.json"]
     record = json.loads((out / "run.json").read_text())
     assert (record["verdict"], record["reason"]) == ("not comparable", "the candidate died")
     assert record["sides"]["reference"]["launched"] is not None, "what is known is kept"

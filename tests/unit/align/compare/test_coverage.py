@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from align.checkpoints.table import structure_of
-from align.compare.coverage import Coverage, cover, recorded_names
+from align.compare.coverage import Coverage, cover, percent_text, recorded_names
 from align.trace.format import STEPS_FILE
 from align.trace.reader import Trace
 from tests.unit.align.compare import traces
@@ -58,3 +61,15 @@ def test_the_recorders_reasons(tmp_path: Path) -> None:
 
 def test_nothing_expected_is_no_pass() -> None:
     assert Coverage(0, 0).percent == 0.0
+    assert not Coverage(0, 0).reaches(1e-9) and Coverage(0, 0).reaches(0.0)
+
+
+@given(st.integers(1, 5000), st.integers(0, 5000))
+def test_a_percentage_that_is_said_can_be_demanded(expected: int, observed: int) -> None:
+    coverage = Coverage(expected, min(observed, expected))
+    said = percent_text(coverage.percent)
+    exact = 100 * Fraction(coverage.observed, expected)
+    assert exact - Fraction(1, 100) < Fraction(said) <= exact
+    assert coverage.reaches(float(said))
+    assert (said == "100") == (coverage.observed == expected)
+    assert coverage.reaches(100.0) == (coverage.observed == expected)

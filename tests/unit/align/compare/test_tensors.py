@@ -63,7 +63,13 @@ def test_tensor_parallel_ranks_are_joined(tmp_path: Path, reference: Trace) -> N
     same = [name for name in NAMES if verdicts(found)[name] == "equal"]
     assert same == list(NAMES)  # what exists under tensor parallelism alone is not on the reference
     assert verdicts(found)["layers.0.attn.o_partial"] == "not observable"
-    assert found.coverage["candidate"].percent == 100.0
+    assert {side: (one.expected, one.percent) for side, one in found.coverage.items()} == {
+        "candidate": (len(NAMES) + 4, 100.0),
+        "reference": (len(NAMES), 100.0),
+        "paired": (len(NAMES), 100.0),  # what both layouts have
+    }
+    both = compare_traces(traces.write(tmp_path / "a", tp=2), traces.write(tmp_path / "b", tp=2), POLICY)
+    assert (both.coverage["paired"].expected, both.coverage["paired"].percent) == (len(NAMES) + 4, 100.0)
 
 
 def test_a_fault_of_decode_alone_is_found_in_its_row(tmp_path: Path, reference: Trace) -> None:
@@ -93,6 +99,10 @@ def test_a_missing_tap_is_not_observable(tmp_path: Path, reference: Trace) -> No
     coverage = found.coverage["candidate"]
     assert (coverage.missing, coverage.partial) == (("layers.0.attn.q_rope",), ("layers.1.mid",))
     assert coverage.observed == len(NAMES) - 2 == found.coverage["paired"].observed
+    assert found.coverage["paired"].why == (
+        ("layers.0.attn.q_rope", "not recorded by the candidate"),
+        ("layers.1.mid", "2 rows not recorded by the candidate"),
+    )
     assert found.coverage["reference"].percent == 100.0
     out = found.get("layers.0.attn.out")
     assert out is not None and out.inputs_state == "unknown"

@@ -79,6 +79,15 @@ def test_what_was_not_observed_is_no_pass(tmp_path: Path) -> None:
     assert row(said, "layer 1") == ["-", "-", "-", "18", "-", "-", "not", "observable"]
 
 
+def test_what_both_sides_recorded_and_was_not_compared(tmp_path: Path) -> None:
+    def narrower(phase: str, step: int, tensors: dict[str, torch.Tensor]) -> None:
+        tensors["layers.0.mlp.up"] = tensors["layers.0.mlp.up"][:, :5].contiguous()
+
+    said = text(compared(tmp_path, narrower))
+    assert "coverage: candidate 100 % of 40, reference 100 % of 40, paired 97.5 % of 40 checkpoints" in said
+    assert "not compared: layers.0.mlp.up (shapes differ: [7, 5] and [7, 24])" in said
+
+
 def test_integers_have_no_distance(tmp_path: Path) -> None:
     def shifted(phase: str, step: int, tensors: dict[str, torch.Tensor]) -> None:
         tensors["layers.0.attn.kv_start_indices"] = tensors["layers.0.attn.kv_start_indices"] + 1

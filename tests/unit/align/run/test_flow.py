@@ -49,7 +49,7 @@ def flow(session: Any, **wishes: Any) -> Flow:
 
 def compare(session: Scripted, **given: Any) -> dict[str, Any]:
     """What the traces of a run say by themselves."""
-    compared = Offline(given.pop("allow", ()), given.pop("policy", "derived"))
+    compared = Offline(given.pop("allow", ()), given.pop("policy", "derived"), given.pop("min_coverage", 100.0))
     return report_record(compared.run(session.directories).report)
 
 
@@ -109,9 +109,12 @@ def test_tokens_that_differ_without_a_tensor_are_not_located(session: Scripted) 
 def test_the_traces_say_what_the_run_said(session: Scripted, fault: Any, budget: int) -> None:
     if fault is not None:
         session.edits["candidate"] = fault
-    report = flow(session, budget=budget).run()
+    # A scripted side leaves no digests of what the budget does not hold.
+    demanded = 100.0 if budget else 50.0
+    report = flow(session, budget=budget, min_coverage=demanded).run()
     said = report_record(report)
-    assert json.loads(json.dumps(compare(session))) == json.loads(json.dumps(said))
+    assert said["min_coverage"] == demanded
+    assert json.loads(json.dumps(compare(session, min_coverage=demanded))) == json.loads(json.dumps(said))
 
 
 def test_the_policy_of_the_seeds(session: Scripted) -> None:
@@ -121,6 +124,57 @@ def test_the_policy_of_the_seeds(session: Scripted) -> None:
     session.edits["candidate"] = little
     assert flow(session).run().verdict == "aligned", "1 % is within what rounding allows"
     assert compare(session, policy="seed")["verdict"] == "diverged", "1e-2 is above the seeds' 1e-3"
+
+
+# ------------------------------------------------------------------------------------------------------ coverage
+
+
+def without_q_rope(phase: str, step: int, tensors: dict[str, Any]) -> None:
+    del tensors["layers.0.attn.q_rope"]
+
+
+def test_nothing_found_in_too_little_is_not_comparable(session: Scripted) -> None:
+    session.edits["reference"] = without_q_rope
+    run = flow(session)
+    with pytest.raises(UserError) as caught:
+        run.run()
+    assert "candidate 100 % of 40, reference 97.5 % of 40, paired 97.5 % of 40" in caught.value.message
+    assert "layers.0.attn.q_rope (not recorded by the reference)" in caught.value.message
+    assert "on the reference" in caught.value.hint
+    assert caught.value.hint.endswith("--min-coverage 97.5")
+    assert run.report.verdict == "not comparable"
+    assert run.report.reason == caught.value.message
+    assert run.report.tensors is not None, "what was found out is kept"
+    record = report_record(run.report)
+    assert (record["min_coverage"], record["tensors"]["coverage"]["paired"]["percent"]) == (100.0, 97.5)
+
+
+@pytest.mark.parametrize(("demanded", "verdict"), [(97.5, "aligned"), (0.0, "aligned"), (97.6, None)])
+def test_less_coverage_can_be_accepted(session: Scripted, demanded: float, verdict: str | None) -> None:
+    session.edits["reference"] = without_q_rope
+    run = flow(session, min_coverage=demanded)
+    if verdict is None:
+        with pytest.raises(UserError, match=r"below the demanded 97\.6 %"):
+            run.run()
+    else:
+        assert run.run().verdict == verdict
+
+
+def test_what_is_wrong_stays_wrong_whatever_the_coverage(session: Scripted) -> None:
+    def fault(phase: str, step: int, tensors: dict[str, Any]) -> None:
+        twice_up(phase, step, tensors)
+        without_q_rope(phase, step, tensors)
+
+    session.edits["candidate"] = fault
+    report = flow(session).run()
+    assert report.verdict == "diverged"
+    assert report.tensors is not None
+    assert report.tensors.coverage["paired"].percent == 97.5
+
+
+def test_tokens_alone_demand_no_coverage(session: Scripted) -> None:
+    report = flow(session, tensors=False).run()
+    assert (report.verdict, report.min_coverage) == ("aligned", None)
 
 
 # ----------------------------------------------------------------------------------------------------- recording

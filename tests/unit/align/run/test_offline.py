@@ -18,7 +18,7 @@ from align.run.flow import Flow, Wishes
 from align.run.manifest import generations_of, model_info_of
 from align.run.offline import Offline
 from align.run.traces import find_trace, open_trace, trace_bytes
-from align.trace.pt import export_pt
+from align.trace.pt_export import export_pt
 from tests.unit.align.compare import traces
 from tests.unit.align.run import recordings
 from tests.unit.align.run.recordings import Scripted
@@ -85,6 +85,9 @@ def test_hand_written_files_have_tensors_alone(tmp_path: Path) -> None:
     same = compare(dump(tmp_path / "a", layer0_attn_out_rank0=right), reference)
     assert same.report.verdict == "aligned"
     assert (same.report.comparisons, same.report.conditions, same.simulated) == ({}, (), False)
+    assert same.report.tensors is not None
+    assert same.report.tensors.coverage["paired"].percent == 50.0
+    assert same.report.min_coverage is None, "what such files should hold is not known"
     apart = compare(dump(tmp_path / "c", layer0_attn_out_rank0=wrong), reference)
     assert apart.report.verdict == "diverged"
     assert apart.report.findings[0].checkpoint == "layers.0.attn.out"

@@ -13,7 +13,9 @@ from align.checkpoints.table import structure_of
 from align.compare.policy import TensorPolicy
 from align.compare.tensors import TensorComparison, compare_traces
 from align.trace.format import POSITIONS, TOKEN_IDS
-from align.trace.pt import INDEX, IndexedFiles, LooseFiles, export_pt, file_name, import_pt, read_file_name
+from align.trace.pt import INDEX, IndexedFiles, LooseFiles, import_pt
+from align.trace.pt_export import export_pt
+from align.trace.pt_names import file_name, read_file_name
 from tests.unit.align.compare import traces
 
 POLICY = TensorPolicy.derived("bfloat16", layers=2)
@@ -94,22 +96,6 @@ def test_files_are_plain_tensors(tmp_path: Path) -> None:
     assert expected is not None and torch.equal(loaded, expected)
 
 
-def test_native_shapes(tmp_path: Path) -> None:
-    trace = traces.write(tmp_path / "trace")
-
-    def to_native(name: str, tensor: torch.Tensor) -> torch.Tensor | None:
-        return None if name == "layers.0.mlp.up" else tensor.flatten(1)[None] if tensor.dim() > 1 else tensor
-
-    done = export_pt(trace, tmp_path / "pt", to_native)
-    assert done.skipped == {"layers.0.mlp.up": "its transform has no inverse"}
-    assert torch.load(tmp_path / "pt/step00000/layer0_attn_q_output_rank0.pt", weights_only=True).shape == (1, 5, 16)
-    found = compare_traces(import_pt(tmp_path / "pt"), trace, POLICY)
-    different = {name: verdict for name, verdict in verdicts(found).items() if verdict != "equal"}
-    assert different == {"layers.0.mlp.up": "not observable"}
-    q = found.get("layers.0.attn.q")
-    assert q is not None and "split into heads" in q.note
-
-
 def test_digests_are_not_exported_and_said(tmp_path: Path) -> None:
     def edit(phase: str, step: int, tensors: Tensors) -> None:
         tensors["embed#tok"] = tensors.pop("embed")[:, :8].float().contiguous()
@@ -117,6 +103,9 @@ def test_digests_are_not_exported_and_said(tmp_path: Path) -> None:
 
     done = export_pt(traces.write(tmp_path / "trace", edit=edit), tmp_path / "pt")
     assert done.skipped == {"embed": "only a digest was recorded"}
+    found = compare_traces(import_pt(tmp_path / "pt"), traces.write(tmp_path / "other"), POLICY)
+    assert found.coverage["candidate"].missing == ("embed",)
+    assert found.coverage["candidate"].why == (("embed", "only a digest was recorded"),)
 
 
 def test_a_directory_that_is_not_empty_is_kept(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""``align explain``: what is known about a kind of fault, a row of the seeds, or a word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from align.errors import EXIT_ALIGNED, UserError
+from align.findings import PATHS
+from align.knowledge import LANGUAGES, PATHS_ZH, Entry, Knowledge, Language, knowledge
+
+_LABELS: dict[Language, tuple[str, ...]] = {
+    "en": ("path", "symptom", "causes", "check", "treatment", "note", "read", "see", "source"),
+    "zh": ("路径", "症状", "可能原因", "检查", "处理", "说明", "阅读", "另见", "来源"),
+}
+
+
+def execute(words: Sequence[str], lang: str) -> int:
+    """Print the entry, or a list of those that fit; without words the whole list.
+
+    Raises:
+        UserError: nothing fits, or no such language.
+    """
+    if lang not in LANGUAGES:
+        raise UserError(f"no language {lang!r}", f"use one of: {', '.join(LANGUAGES)}")
+    known = knowledge()
+    found = known.find(" ".join(words)) if words else tuple(known.entries.values())
+    console = Console(emoji=False, highlight=False)
+    if len(found) == 1:
+        _show(console, found[0], known, lang)
+    else:
+        _list(console, found, lang, " ".join(words).upper())
+    return EXIT_ALIGNED
+
+
+def _parts(entry: Entry, known: Knowledge, language: Language) -> list[tuple[str, tuple[str, ...]]]:
+    """Labels with their lines; what an entry does not have is left out."""
+    lines = (
+        (entry.path_text(language),),
+        (entry.symptom.of(language),),
+        tuple(text.of(language) for text in entry.causes),
+        tuple(text.of(language) for text in entry.checks),
+        (entry.treatment.of(language),),
+        () if entry.note is None else (entry.note.of(language),),
+        known.files(entry),
+        tuple(f"{name}: {known.entries[name].title.of(language)}" for name in entry.see),
+        (entry.source,),
+    )
+    return [(label, said) for label, said in zip(_LABELS[language], lines, strict=True) if said]
+
+
+def _show(console: Console, entry: Entry, known: Knowledge, language: Language) -> None:
+    title = entry.title.of(language)
+    if not console.is_terminal:  # for a file or another program: nothing is broken into lines
+        lines = [f"{label}: {line}" for label, said in _parts(entry, known, language) for line in said]
+        print("\n".join([f"{entry.id}: {title}", *lines]))
+        return
+    console.print(Text.assemble((entry.id, "bold cyan"), "  ", (title, "bold")))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, said in _parts(entry, known, language):
+        bullet = "• " if len(said) > 1 and label not in (_LABELS[language][6], _LABELS[language][7]) else ""
+        table.add_row(label, Text("\n".join(bullet + line for line in said)))
+    console.print(table)
+
+
+def _list(console: Console, found: Sequence[Entry], language: Language, asked: str) -> None:
+    """One line an entry, by the path that it names first; all under one path if that was asked for."""
+    if not console.is_terminal:
+        print("\n".join(f"{','.join(entry.paths)}\t{entry.id}\t{entry.title.of(language)}" for entry in found))
+        return
+    names = PATHS if language == "en" else PATHS_ZH
+    for path, name in names.items():
+        rows = [entry for entry in found if path == (asked if asked in PATHS else entry.paths[0])]
+        if not rows:
+            continue
+        console.print(Text.assemble((path, "bold"), f"  {name}"))
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="cyan", no_wrap=True)
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for entry in rows:
+            others = " ".join(other for other in entry.paths if other != path)
+            table.add_row(f"  {entry.id}", others, Text(entry.title.of(language)))
+        console.print(table)

@@ -1,0 +1,104 @@
+"""What a run leaves in its directory, also when something stopped it: record, tokens, result, report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from align.case.schema import Case
+from align.errors import UserError
+from align.models.info import ModelInfo
+from align.report.document import render
+from align.result.build import Command, result_of
+from align.result.facts import Answers
+from align.result.ground import ground_of_run
+from align.result.schema import Result
+from align.run.directory import RunDirectory
+from align.run.outcome import Outcome
+from align.run.plan import SideExtras
+from align.run.record import run_record, tokens_record
+from align.run.report import Report
+
+RUN, TOKENS, RESULT, REPORT = "run.json", "tokens.json", "result.json", "report.md"
+
+
+@dataclass
+class Known:
+    """What is known of a run, filled as it becomes known.
+
+    Attributes:
+        device: as asked for.
+        answers: the user's.
+        lang: of the report.
+        tensors: whether tensors were to be compared.
+        to_stdout: print the result there; nothing else is printed there then.
+    """
+
+    device: str
+    answers: Answers
+    lang: str
+    tensors: bool
+    to_stdout: bool = False
+    extras: Mapping[str, SideExtras] = field(default_factory=dict)
+    case: Case | None = None
+    info: ModelInfo | None = None
+    directory: RunDirectory | None = None
+    outcome: Outcome | None = None
+    report: Report = field(default_factory=Report)
+    started: str = field(default_factory=lambda: datetime.now().astimezone().isoformat(timespec="seconds"))
+
+    def leave(self, next_step: str) -> Result:
+        """Write everything, the result last, so that one that is there speaks of files that are whole.
+
+        Raises:
+            UserError: the disk is full or not writable.
+        """
+        path = None if self.directory is None else self.directory.path
+        result = result_of(
+            self.report,
+            ground_of_run(self.case, self.info, self.outcome, self.device, self.extras, path),
+            Command(sys.argv, self.started, path, next_step, self.tensors),
+            self.answers,
+        )
+        try:
+            if self.directory is not None:
+                self._write(self.directory, result)
+        finally:
+            if self.to_stdout:
+                sys.stdout.write(text_of(result))
+                sys.stdout.flush()
+        return result
+
+    def _write(self, directory: RunDirectory, result: Result) -> None:
+        if self.case is not None and self.info is not None and self.outcome is not None:
+            tokens = tokens_record(self.outcome)
+            if tokens:
+                directory.write_json(TOKENS, tokens)
+            directory.write_json(RUN, run_record(self.case, self.info, self.outcome, self.report, sys.argv))
+        directory.write(REPORT, render(result, self.lang))
+        directory.write(RESULT, text_of(result))
+
+    def leave_after(self, error: BaseException) -> None:
+        """The same of a run that did not end by itself; ``error`` stays the news, whatever else goes wrong."""
+        hint = "run it again"
+        if isinstance(error, UserError):
+            reason, hint = error.message, error.hint
+        elif isinstance(error, Exception):
+            reason = f"a defect of align: {type(error).__name__}: {error}"
+        else:
+            reason = "interrupted"
+        self.report.reason = self.report.reason or reason
+        try:
+            self.leave(hint)
+        except UserError as second:  # that the disk is full may be the very reason
+            error.add_note(f"what is known could not be written: {second.message}")
+        except Exception as second:
+            error.add_note(f"what is known could not be written: {type(second).__name__}: {second}")
+
+
+def text_of(result: Result) -> str:
+    """The file's content."""
+    return json.dumps(result.model_dump(mode="json"), indent=2, ensure_ascii=False, allow_nan=False) + "\n"

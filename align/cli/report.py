@@ -1,0 +1,63 @@
+"""``align report``: the report of a run once more, from its ``result.json`` alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from align.cli.leave import REPORT, RESULT
+from align.errors import EXIT_ALIGNED, UserError
+from align.report.document import language, render
+from align.result.schema import Result
+from align.run.directory import disk_error
+
+#: ``--out`` for standard output.
+STDOUT = "-"
+
+
+def execute(run: Path, lang: str, out: str | None) -> int:
+    """Write the report and say where it is.
+
+    Raises:
+        UserError: there is no result, or the report cannot be written.
+    """
+    lang = language(lang)
+    file = run / RESULT if run.is_dir() else run
+    text = render(read_result(file), lang)
+    if out == STDOUT:
+        sys.stdout.write(text)
+        return EXIT_ALIGNED
+    target = file.with_name(REPORT) if out is None else Path(out)
+    temporary = target.with_name(f"{target.name}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, target)
+    except OSError as error:
+        raise disk_error(error, target) from error
+    print(f"report: {target}")
+    return EXIT_ALIGNED
+
+
+def read_result(file: Path) -> Result:
+    """A result from its file.
+
+    Raises:
+        UserError: there is none, or it is of another version or damaged; says where.
+    """
+    again = "run the case again: align run --case RUN/case.json"
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        if not file.exists():
+            hint = "give the directory of a run, or the file that align compare --json wrote"
+            raise UserError(f"{file} does not exist, so there is nothing to report", hint) from None
+        raise UserError(f"{file} cannot be read: {error.strerror or error}", again) from error
+    try:
+        return Result.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise UserError(f"{file} is no result of this version: {where}: {first['msg']}", again) from None

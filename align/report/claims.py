@@ -1,0 +1,129 @@
+"""What a result lets one say was checked, was not, and remains a risk: sentences by key, with what fills them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from align.compare.coverage import percent_text
+from align.result.schema import Result
+
+#: Key in the words, and what fills its sentence. Values that start with ``@`` are keys themselves.
+Claim = tuple[str, dict[str, Any]]
+#: Names that a sentence lists.
+_LISTED = 6
+_SIDES = ("candidate", "reference")
+
+
+def names(found: Sequence[str], limit: int = _LISTED) -> str:
+    """The first names, and how many there are if that is more."""
+    return ", ".join(found[:limit]) + (f", … ({len(found)})" if len(found) > limit else "")
+
+
+def checked(result: Result) -> list[Claim]:
+    """What was looked at and found as it must be, with how much of it there was."""
+    return list(_checked(result))
+
+
+def _checked(result: Result) -> Iterator[Claim]:
+    if result.conditions:
+        ok = sum(one.verdict == "ok" for one in result.conditions)
+        yield "check.conditions", {"ok": ok, "total": len(result.conditions)}
+    for side in result.stability:
+        if side.stable:
+            noise = "@label.not_known" if side.noise is None else side.noise
+            yield "check.stability", {"side": f"@side.{side.side}", "tokens": side.tokens, "noise": noise}
+    if result.tokens is not None:
+        yield "check.tokens", {"total": result.tokens.total, "requests": len(result.tokens.free.requests)}
+    if result.coverage is not None and result.tensors is not None:
+        paired = result.coverage.paired
+        yield (
+            "check.tensors",
+            {
+                "observed": paired.observed,
+                "expected": paired.expected,
+                "percent": percent_text(paired.percent),
+                "rows": result.tensors.rows,
+            },
+        )
+    for name, audit in result.weights.items():
+        total = audit.equal + audit.differs + len(audit.not_observable)
+        yield "check.weights", {"side": f"@side.{name}", "equal": audit.equal, "total": total}
+
+
+def unchecked(result: Result) -> list[Claim]:
+    """What nobody looked at. Nothing of it is a pass."""
+    return list(_unchecked(result))
+
+
+def _unchecked(result: Result) -> Iterator[Claim]:
+    unknown = [one.name for one in result.conditions if one.verdict == "unknown"]
+    if unknown:
+        yield "uncheck.conditions", {"count": len(unknown), "names": names(unknown)}
+    if not result.conditions:
+        yield "uncheck.no_conditions", {}
+    if not result.stability:
+        yield "uncheck.no_stability", {}
+    for side in result.stability:
+        if not side.stable:
+            yield "uncheck.stability", {"side": f"@side.{side.side}"}
+    if result.tokens is None:
+        yield "uncheck.tokens", {}
+    if result.coverage is None:
+        yield "uncheck.tensors", {}
+    else:
+        for part in _SIDES:
+            seen = getattr(result.coverage, part)
+            lacking = [*seen.missing, *seen.partial]
+            if lacking:
+                yield "uncheck.missing", {"part": f"@side.{part}", "count": len(lacking), "names": names(lacking)}
+        paired = [*result.coverage.paired.missing, *result.coverage.paired.partial]
+        if paired:
+            yield "uncheck.compared", {"count": len(paired), "names": names(paired)}
+    for name in _SIDES:
+        audit = result.weights.get(name)
+        if audit is None:
+            yield "uncheck.no_weights", {"side": f"@side.{name}"}
+        elif audit.not_observable:
+            hidden = audit.not_observable
+            yield "uncheck.weights", {"side": f"@side.{name}", "count": len(hidden), "names": names(hidden)}
+    if result.case is not None:
+        case = result.case
+        requests, tokens = len(case.requests), case.max_new_tokens
+        yield "uncheck.layouts", {"layout": case.layout, "requests": requests, "tokens": tokens}
+    yield "uncheck.modes", {}
+
+
+def risks(result: Result) -> list[Claim]:
+    """What may still be wrong."""
+    return list(_risks(result))
+
+
+def _risks(result: Result) -> Iterator[Claim]:
+    if result.verdict == "not comparable":
+        yield "risk.stopped", {}
+    if result.simulated:
+        yield "risk.simulated", {}
+    allowed = [one.name for one in result.conditions if one.required and one.allowed and one.verdict != "ok"]
+    if allowed:
+        yield "risk.allowed", {"names": names(allowed)}
+    noted = [one.name for one in result.conditions if not one.required and one.verdict != "ok"]
+    if noted:
+        yield "risk.noted", {"names": names(noted)}
+    if result.coverage is None and result.tokens is not None:
+        yield "risk.tokens_only", {}
+    if result.coverage is not None and result.coverage.paired.observed < result.coverage.paired.expected:
+        yield "risk.coverage", {"percent": percent_text(result.coverage.paired.percent)}
+    if result.tokens is not None:
+        run = result.tokens.replay or result.tokens.free
+        if run.noise_above_cap:
+            yield "risk.noise", {"noise": run.noise, "cap": run.cap}
+        ties = sum(one.near_tie for one in run.differences)
+        if ties:
+            yield "risk.near_ties", {"count": ties}
+    if result.findings:
+        yield "risk.hidden", {}
+    if result.tensors is not None:
+        yield ("risk.bounds" if result.tensors.policy == "derived" else "risk.seed_policy"), {}
+    if result.measures:
+        yield "risk.measures", {}

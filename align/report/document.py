@@ -1,0 +1,241 @@
+"""``report.md``: a result as a document for people, in the order of seed 000's report.
+
+A pure function of the result, so that it is rebuilt from ``result.json`` alone, in either language. What engines,
+models and files said keeps its own language and is never markup.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from align.errors import UserError
+from align.findings import PATHS
+from align.knowledge import PATHS_ZH, Entry, Text, knowledge
+from align.report import claims
+from align.report.markdown import Markdown, escape, fence
+from align.report.words import LANGUAGES, TEMPLATES, Words, words_of
+from align.result.parts import Condition, Fact, Finding, WalkStep
+from align.result.schema import Result
+from align.run.plan import SIMULATED
+
+#: Findings that are told in full, and rows of a table.
+FINDINGS, ROWS = 6, 24
+
+
+def language(text: str) -> str:
+    """``--lang``.
+
+    Raises:
+        UserError: not a language that there is.
+    """
+    if text not in LANGUAGES:
+        raise UserError(f"--lang {text} is not known", f"choose one of {', '.join(LANGUAGES)}")
+    return text
+
+
+def render(result: Result, lang: str = "en") -> str:
+    """The document, which ends with a line break."""
+    view = View(result, words_of(lang))
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=False,  # that is for HTML; here everything that is printed passes through escape
+        finalize=lambda value: "" if value is None else escape(value),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    text = environment.get_template("report.md.jinja").render(
+        r=result, v=view, t=view.say, w=view.word, n=number, claims=claims, FINDINGS=FINDINGS, ROWS=ROWS
+    )
+    return text.rstrip("\n") + "\n"
+
+
+def number(value: Any) -> str:
+    """A number with four digits that count; text as it is; ``?`` for what is not known."""
+    if value is None:
+        return "?"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class View:
+    """What the template asks a result for."""
+
+    def __init__(self, result: Result, words: Words) -> None:
+        self._result, self._words = result, words
+
+    def say(self, key: str, /, **values: Any) -> Markdown:
+        """A sentence. Its own marks are Markdown; what fills it is escaped. A value ``@KEY`` is a sentence too."""
+        return Markdown(self._words(key, **{name: self._value(value) for name, value in values.items()}))
+
+    def _value(self, value: Any) -> Markdown:
+        if isinstance(value, str) and value.startswith("@") and self._words.has(value[1:]):
+            return escape(self._words(value[1:]))
+        return escape(value if isinstance(value, Markdown) else number(value))
+
+    def word(self, group: str, text: str | None, otherwise: str = "label.not_known") -> str:
+        """The word for a value of a fixed set."""
+        return self._words(otherwise) if text is None else self._words.word(group, text)
+
+    # ---------------------------------------------------------------------------------------------------- problem
+
+    def lead(self) -> Markdown:
+        result = self._result
+        unknown = self._words("lead.unknown")
+        names = {**result.environment.traces, **result.engines}
+        return self.say(
+            f"lead.{result.verdict}",
+            candidate=names.get("candidate", unknown),
+            reference=names.get("reference", unknown),
+            model=unknown if result.case is None else result.case.model,
+            findings=len(result.findings),
+        )
+
+    def fact(self, name: str) -> Fact:
+        return next(one for one in self._result.facts if one.name == name)
+
+    def answer(self, fact: Fact) -> Markdown:
+        """Value, and for what was derived where it was seen."""
+        value = escape(self.word("value", fact.value, "status.unknown"))
+        where = self._where(fact)
+        return Markdown(f"{value}: {where}") if where and fact.status != "answered" else value
+
+    def seen(self, fact: Fact) -> Markdown:
+        """What the run saw where the user answered."""
+        if fact.status != "answered" or fact.observed is None:
+            return Markdown("")
+        value, where = escape(self.word("value", fact.observed)), self._where(fact)
+        return Markdown(f"{value}: {where}") if where else value
+
+    def _where(self, fact: Fact) -> str:
+        about = fact.about
+        if {"request", "index", "position"} <= about.keys():
+            return self.say("about.place", **{key: about[key] for key in ("request", "index", "position")})
+        if "tokens" in about:
+            return self.say("about.tokens", tokens=about["tokens"])
+        if fact.name == "batching" and fact.value is None and "requests" in about:
+            return self.say("about.batching", requests=about["requests"])
+        return ""
+
+    def phase(self) -> str:
+        """Of seed 000: prefill, decode or both."""
+        phases = self._result.scope.phases
+        if phases:
+            return ", ".join(self.word("phase", phase) for phase in phases)
+        first = None if self._result.tokens is None else self._result.tokens.first
+        if first is not None:
+            return self.word("phase", "prefill" if first.index == 0 else "decode")
+        return self.word("phase", "both" if self._result.verdict != "aligned" else "nothing")
+
+    def module(self) -> Markdown:
+        if not self._result.findings:
+            return escape(self._words("label.none" if self._result.verdict == "aligned" else "label.not_known"))
+        first = self._result.findings[0]
+        return Markdown(f"{self.path(first)}: {escape(first.kind)} {self.place(first)}".rstrip())
+
+    # ------------------------------------------------------------------------------------------------------- cause
+
+    def path(self, finding: Finding) -> Markdown:
+        name = (PATHS if self._words.language == "en" else PATHS_ZH)[finding.path]
+        return escape(name) if len(finding.path) > 1 else self.say("label.path", path=finding.path, name=name)
+
+    def blocked(self) -> list[Condition]:
+        """Conditions that stopped the comparison."""
+        return [one for one in self._result.conditions if one.blocks]
+
+    def known(self) -> list[Entry]:
+        """What the table of kinds says about what was found, or about what stopped the comparison; each once."""
+        result = self._result
+        kinds = [finding.kind for finding in result.findings[:FINDINGS]]
+        if result.verdict == "not comparable":
+            kinds += ["condition"] if self.blocked() else []
+            kinds += ["unstable"] if not all(side.stable for side in result.stability) else []
+        table = knowledge()
+        return [table.entries[kind] for kind in dict.fromkeys(kinds) if kind in table.entries]
+
+    def told(self, text: Text) -> str:
+        return text.of("en" if self._words.language == "en" else "zh")
+
+    def files(self, entry: Entry) -> list[str]:
+        return list(knowledge().files(entry))
+
+    def cause(self, finding: Finding) -> Markdown:
+        return self._told("cause", finding) or self.say(
+            "cause.other", kind=finding.kind, side=self._side(finding), checkpoint=finding.checkpoint or "-"
+        )
+
+    def what_next(self, finding: Finding) -> Markdown:
+        return self._told("next", finding) or escape(finding.next)
+
+    def _told(self, group: str, finding: Finding) -> Markdown | None:
+        """The sentence of a finding's kind; ``None`` if there is none, or its evidence lacks what that needs."""
+        known = {**finding.evidence, "side": self._side(finding), "checkpoint": finding.checkpoint or "-"}
+        if "inputs_state" in known:
+            known["inputs_state"] = self.word("tensor", str(known["inputs_state"]))
+        try:
+            return self.say(f"{group}.{finding.kind}", **{str(key): value for key, value in known.items()})
+        except KeyError:
+            return None
+
+    def _side(self, finding: Finding) -> str:
+        return self.word("side", finding.side or "both")
+
+    def place(self, finding: Finding) -> Markdown:
+        """Checkpoint, requests, positions, ranks, as far as the finding has them."""
+        parts = [] if finding.checkpoint is None else [escape(finding.checkpoint)]
+        for label in ("requests", "positions", "ranks"):
+            found = [str(one) for one in getattr(finding, label)]
+            if found:
+                parts.append(Markdown(f"{self._words(f'label.{label}')} {escape(claims.names(found))}"))
+        return Markdown(", ".join(parts))
+
+    # ------------------------------------------------------------------------------------------------------ the rest
+
+    def listed(self, found: list[Any], otherwise: str) -> str:
+        return claims.names([str(one) for one in found], ROWS) if found else self._words(otherwise)
+
+    def walk_why(self, step: WalkStep) -> str:
+        keys = ([f"why.{step.stage} twice"] if step.about.get("again") else []) + [f"why.{step.stage}"]
+        return next((self._words(key) for key in keys if self._words.has(key)), step.why)
+
+    def walk_found(self, step: WalkStep) -> Markdown:
+        try:
+            return self.say(f"found.{step.stage}", **step.about) if step.about else escape(step.found)
+        except KeyError:  # a stage or a number that this version does not know
+            return escape(step.found)
+
+    def typed(self) -> Markdown:
+        words = [*self._result.command[:1], *self._result.environment.argv[1:]]
+        return fence(shlex.join(words), "sh")
+
+    def again(self) -> Markdown | None:
+        """The command that runs the same case; ``None`` if there is no case on disk."""
+        result = self._result
+        directory = result.environment.directory
+        if directory is None or result.case is None or result.source != "run":
+            return None
+        words = ["align", "run", "--case", f"{directory}/case.json"]
+        device = self.fact("hardware").about.get("device")
+        words += ["--device", str(device)] if device not in (None, SIMULATED) else []
+        for side, files in result.environment.patches.items():
+            words += [word for file in files for word in ("--patch", f"{side}={file}")]
+        for one in result.measures:
+            if one.kind == "option":
+                words += ["--set", f"{one.side}.{one.file}={json.dumps(one.value, ensure_ascii=False)}"]
+        words += [word for one in result.conditions if one.allowed for word in ("--allow", one.name)]
+        words += ["--policy", "seed"] if result.tensors is not None and result.tensors.policy == "seed" else []
+        return fence(shlex.join(words), "sh")
+
+    def compare_again(self) -> Markdown | None:
+        directory = self._result.environment.directory
+        if directory is None or self._result.tensors is None or self._result.source != "run":
+            return None
+        return fence(shlex.join(["align", "compare", f"{directory}/candidate", f"{directory}/reference"]), "sh")
+
+    def packages(self) -> list[tuple[str, Mapping[str, str]]]:
+        return list(self._result.versions.items())

@@ -1,0 +1,45 @@
+"""Sentences of the report in each language, by key; ``templates/words.LANGUAGE.toml`` holds them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+#: Directory of the templates and words.
+TEMPLATES = Path(__file__).with_name("templates")
+LANGUAGES = ("en", "zh")
+
+
+class Words:
+    """One language. Calling it fills a sentence: ``words("found.conditions", ok=30, total=31, others="-")``.
+
+    Raises:
+        KeyError: no such key, or a value that the sentence needs is not given.
+    """
+
+    def __init__(self, language: str) -> None:
+        self.language = language
+        content = tomllib.loads((TEMPLATES / f"words.{language}.toml").read_text(encoding="utf-8"))
+        self.sentences: Mapping[str, str] = {
+            f"{group}.{key}": sentence for group, sentences in content.items() for key, sentence in sentences.items()
+        }
+
+    def __call__(self, key: str, /, **values: Any) -> str:
+        return self.sentences[key].format(**values)
+
+    def has(self, key: str) -> bool:
+        return key in self.sentences
+
+    def word(self, group: str, text: str) -> str:
+        """The word for a value of a fixed set; the value itself if it is none of them."""
+        return self.sentences.get(f"{group}.{text}", text)
+
+
+@cache
+def words_of(language: str) -> Words:
+    """The words of ``en`` or ``zh``."""
+    assert language in LANGUAGES, language
+    return Words(language)

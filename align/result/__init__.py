@@ -1,0 +1,1 @@
+"""``result.json``: what a run found, versioned and documented, for programs."""

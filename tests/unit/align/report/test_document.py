@@ -1,0 +1,168 @@
+"""``report.md``: seed 000's sections in both languages, numbers with their bounds, and foreign text as text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+from align.errors import UserError
+from align.report.document import language, number, render
+from align.result.build import Command, result_of
+from align.result.facts import Answers
+from align.result.ground import Ground
+from align.result.schema import Result
+from align.run.flow import Wishes
+from align.run.plan import SideExtras
+from align.run.report import Report
+from tests.unit.align.result import made
+from tests.unit.align.run import recordings
+
+PARSER = MarkdownIt("commonmark").enable("table")
+#: Headings of seed 000's template, and of what the issue adds, in order.
+ENGLISH = [
+    "Precision report", "Problem", "Root cause", "Scope of effect", "Measures", "Verification", "What was checked",
+    "What was not checked", "Remaining risks", "How to reproduce", "The walk",
+]  # fmt: skip
+CHINESE = [
+    "精度调试报告", "问题概要", "根因分析", "影响范围", "修复措施", "修复验证", "已检查的内容", "未检查的内容",
+    "遗留风险", "复现方法", "排查过程",
+]  # fmt: skip
+EVIL = "</td><script>x</script> | **b** [l](http://x) `c` ![i](j)\n# h"
+
+
+def headings(text: str) -> list[str]:
+    tokens = PARSER.parse(text)
+    return [tokens[index + 1].content for index, token in enumerate(tokens) if token.type == "heading_open"]
+
+
+def section(text: str, heading: str) -> str:
+    return text.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def clean(result: Result, language: str) -> str:
+    """The document after a look at its form: whole tables, no markup of others."""
+    text = render(result, language)
+    tokens = PARSER.parse(text)
+    inner = [child for token in tokens for child in token.children or ()]
+    assert not {token.type for token in (*tokens, *inner)} & {"html_block", "html_inline", "link_open", "image"}
+    assert text.endswith("\n")
+    assert not text.endswith("\n\n")
+    widths: list[int] = []
+    for token in tokens:
+        if token.type == "tr_open":
+            widths.append(0)
+        elif token.type in ("th_open", "td_open"):
+            widths[-1] += 1
+    rows = [line for line in text.splitlines() if line.startswith("|") and not line.startswith("|---")]
+    assert len(rows) == len(widths), "a row that is not part of a table"
+    assert [len(re.findall(r"(?<!\\)\|", row)) - 1 for row in rows] == widths
+    return text
+
+
+@pytest.mark.parametrize(("lang", "expected"), [("en", ENGLISH), ("zh", CHINESE)])
+def test_the_sections_of_the_template(
+    lang: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diverged = made.Run(tmp_path / "wrong", monkeypatch, made.wrong_up).go().result()
+    stopped = made.Run(tmp_path / "stopped", monkeypatch, conditions=(recordings.condition("false"),)).go().result()
+    right = made.Run(tmp_path / "right", monkeypatch).go().result()
+    nothing = result_of(Report(reason="no such model"), Ground("run"), Command())
+    for result in (diverged, stopped, right, nothing):
+        assert headings(clean(result, lang)) == expected
+
+
+def test_a_clean_run_says_what_was_checked_and_what_was_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = made.Run(tmp_path / "run", monkeypatch).go().result()
+    expected = result.coverage.paired.expected if result.coverage else 0
+    text = clean(result, "en")
+    checked = section(text, "What was checked")
+    assert "1 of 1 conditions were read back" in checked
+    assert "4 greedy tokens of 2 requests" in checked
+    assert f"{expected} of {expected} checkpoints on both sides (100 %)" in checked
+    left = section(text, "What was not checked")
+    assert "The candidate's weights." in left
+    assert "Layouts other than tp1 dp1 ep1" in left
+    assert "Nothing was found wrong" in text
+    assert "Tensors: the tokens alone" not in text
+
+
+def test_tokens_alone_are_said_to_be_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made.Run(tmp_path / "run", monkeypatch, wishes=Wishes(tensors=False)).go()
+    text = clean(run.result(), "en")
+    assert "Tensors: the tokens alone were compared." in section(text, "What was not checked")
+    assert "a fault that moves no token" in section(text, "Remaining risks")
+    assert "Precision: not done" in section(text, "Verification")
+
+
+def test_a_divergence_has_evidence_bounds_and_scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = made.Run(tmp_path / "run", monkeypatch, made.wrong_up).go().result()
+    text = clean(result, "en")
+    assert "Path B, operator precision" in section(text, "Root cause")
+    assert "layers.1.mlp.up" in section(text, "Root cause")
+    assert "align explain" in section(text, "Root cause")
+    assert "Layers that differ by more than rounding: 1\n" in section(text, "Scope of effect")
+    assert "Precision: not passed" in section(text, "Verification")
+    assert result.tensors is not None
+    shown = next(one for one in result.tensors.shown if one.name == "layers.1.mlp.up")
+    row = next(line for line in section(text, "Verification").splitlines() if line.startswith("| layers.1.mlp.up "))
+    assert f"(0.001, above the seeds' threshold) | {shown.cosine:.6g} | 1 ({shown.rel_l2_bound:.4g})" in row
+    assert "align run --case" in section(text, "How to reproduce")
+    assert "第 0 层" in clean(result, "zh")
+
+
+def test_what_stopped_it_is_told_with_its_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made.Run(tmp_path / "run", monkeypatch, conditions=(recordings.condition("false"),)).go()
+    text = clean(run.result(), "en")
+    assert "Condition eager: requested True; because. Mend: switch it on" in section(text, "Root cause")
+    assert "Nothing is known about what was not reached." in section(text, "Remaining risks")
+
+
+def test_what_was_allowed_stays_a_risk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conditions = (recordings.condition("false", "eager", allowed=True),)
+    result = made.Run(tmp_path / "run", monkeypatch, conditions=conditions).go().result()
+    text = clean(result, "en")
+    assert "conditions that do not hold and were allowed: eager" in section(text, "Remaining risks")
+    assert "--allow eager" in section(text, "How to reproduce")
+
+
+def test_fixes_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch = tmp_path / "fix.py"
+    patch.write_text('"""Adds the epsilon.\n\nFile: a/norm.py\nReason: it | was left out.\n"""\n')
+    extras = {"candidate": SideExtras({"x": 5}, (str(patch),))}
+    result = made.Run(tmp_path / "run", monkeypatch, extras=extras).go().result()
+    rows = section(clean(result, "en"), "Measures").splitlines()
+    assert "| a/norm.py | candidate | Adds the epsilon. | it \\| was left out. |" in rows
+    assert "| x | candidate | x = 5 | engine option given with --set |" in rows
+    again = section(clean(result, "en"), "How to reproduce")
+    assert f"--patch candidate={patch}" in again
+    assert "--set candidate.x=5" in again
+    assert "尚未尝试修复" in clean(made.Run(tmp_path / "plain", monkeypatch).go().result(), "zh")
+
+
+def test_foreign_text_is_no_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    condition = recordings.condition("unknown", EVIL)
+    run = made.Run(tmp_path / "run", monkeypatch, conditions=(condition,)).go()
+    run.report.reason = EVIL
+    answers = Answers(symptom=EVIL, stage=EVIL, baseline=EVIL)
+    result = run.result(answers, argv=("align", "run", "--symptom", "```\n# out"))
+    for lang in ("en", "zh"):
+        text = clean(result, lang)
+        assert len(headings(text)) == len(ENGLISH)
+
+
+def test_the_answers_are_beside_what_was_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = made.Run(tmp_path / "run", monkeypatch).go().result(Answers(onset="first"))
+    row = next(line for line in render(result).splitlines() if line.startswith("| First token wrong"))
+    assert row == (
+        "| First token wrong, or a later one | the first token, so prefill | answered | no token differs: 4 tokens |"
+    )
+
+
+def test_numbers_and_languages() -> None:
+    assert [number(one) for one in (None, 0.123456, 3, "inf")] == ["?", "0.1235", "3", "inf"]
+    assert language("zh") == "zh"
+    with pytest.raises(UserError, match="--lang fr is not known"):
+        language("fr")
