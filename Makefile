@@ -58,7 +58,7 @@ help:
 	@echo 'make env                 build the environments now (align and test do it when needed)'
 	@echo 'make path                print the path of the align command of this checkout, for its other commands:'
 	@echo '                         capture (one engine alone), compare (two traces), export, taps, report,'
-	@echo '                         explain, schema
+	@echo '                         explain, schema'
 	@echo 'make clean-env           remove the environments'
 	@echo
 	@echo 'ALIGN_HOME   where environments and models are kept (default: ~/.cache/align)'
