@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from adapters.base import Adapter, EngineSpec, Observation, Request, RunResult
+from adapters.mistakes import Mistake
 from adapters.probe.spec import CaptureSpec
 
 #: Engine name → ``module:class`` of its adapter.
@@ -45,11 +46,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception on the engine's side, as text."""
+    """An exception on the engine's side, as text.
+
+    Attributes:
+        hint: what the user has to correct; empty unless it is a :class:`adapters.mistakes.Mistake`.
+    """
 
     kind: str
     message: str
     traceback: str
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,8 @@ class EngineHost:
         except Exception as error:
             text = traceback.format_exc()
             print(text, flush=True)
-            return Failure(type(error).__name__, str(error), text)
+            hint = error.hint if isinstance(error, Mistake) else ""
+            return Failure(type(error).__name__, str(error), text, hint)
 
     def launch(self, spec: EngineSpec) -> Launched | Failure:
         return self._guarded(lambda: self._launch(spec))

@@ -7,14 +7,16 @@ layout are started by lmdeploy's own executor.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from adapters.base import NO_SUCH_MODE, EngineSpec, Observation, Progress, Request, split_options
+from adapters.base import NO_SUCH_MODE, SAMPLING_PREFIX, EngineSpec, Observation, Progress, Request, split_options
 from adapters.lmdeploy.gate import Gate
+from adapters.mistakes import require_options
 from adapters.probe.adapter import ProbedAdapter, simulated_numerics
 from adapters.probe.live import worker_observations
 
@@ -50,7 +52,15 @@ class LmdeployAdapter(ProbedAdapter):
         options.export()
         self._sampling, self._ranks = options.sampling, spec.tp
         progress("import", "lmdeploy and dlinfer")
-        from lmdeploy.messages import PytorchEngineConfig
+        from lmdeploy.messages import GenerationConfig, PytorchEngineConfig
+
+        # Before the engine is imported, which takes longer than all of the above.
+        for given, config_type, prefix in (
+            (options.engine, PytorchEngineConfig, ""),
+            (options.sampling, GenerationConfig, SAMPLING_PREFIX),
+        ):
+            known = [field.name for field in dataclasses.fields(config_type)]
+            require_options(self.name, spec.side, given, known, prefix)
         from lmdeploy.pytorch.engine.engine import Engine
         from lmdeploy.pytorch.engine.inputs_maker import InputsMakerAsync
 

@@ -7,9 +7,11 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from adapters.base import Adapter, EngineSpec, Generation, Observation, Progress, Request, RunResult, split_options
+from adapters.mistakes import Mistake
 from adapters.probe.launch import write_launch
 from adapters.probe.spec import CaptureSpec, ProbeSpec, RequestSpec, write_spec
 from adapters.probe.steplog import read_generations, read_steps
@@ -29,6 +31,24 @@ def _cut_at_stop(generation: Generation, request: Request) -> Generation:
         if step.chosen in request.stop_ids:
             return Generation(generation.request, generation.steps[: index + 1])
     return generation
+
+
+def _require_same(generation: Generation, returned: Sequence[int]) -> None:
+    """The engine must return what its workers chose; it may return less, without what ended the request.
+
+    Raises:
+        Mistake: it does not; names the request, the index and both ids.
+    """
+    chosen = generation.token_ids[: len(returned)]
+    for index, (ours, theirs) in enumerate(zip_longest(chosen, returned)):
+        if ours != theirs:
+            there = "nothing" if ours is None else f"id {ours}"
+            raise Mistake(
+                f"request {generation.request}: the engine returned id {theirs} as generated token {index}, "
+                f"and its workers chose {there} by their logits",
+                "the sampler does not take the greedy choice: check the sampling options (--set) and what a patch "
+                "replaces after the logits",
+            )
 
 
 class ProbedAdapter(Adapter):
@@ -85,8 +105,5 @@ class ProbedAdapter(Adapter):
         said = read_generations(self._probe_dir, self._generation, [request.name for request in requests])
         generations = tuple(map(_cut_at_stop, said, requests))
         for generation in () if self._samples else generations:
-            theirs = returned[generation.request]
-            assert list(generation.token_ids[: len(theirs)]) == theirs, (
-                f"{generation.request}: the engine returned other tokens than its workers chose"
-            )
+            _require_same(generation, returned[generation.request])
         return RunResult(generations, read_steps(self._probe_dir, self._generation), seconds)

@@ -15,11 +15,17 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from adapters.mistakes import Mistake, leave_mistake
+
+_REMEDY = "correct the patch"
 
 
 @dataclass
@@ -77,7 +83,9 @@ class Patches:
     """The patches of one worker, in the order in which they were given.
 
     Raises:
-        ValueError: a file that cannot be loaded, or has no ``apply``; says which.
+        Mistake: a file that cannot be loaded, or has no ``apply``; says which.
+
+    A mistake is also left for the driver, see :mod:`adapters.mistakes`.
     """
 
     def __init__(self, files: Sequence[str], context: PatchContext) -> None:
@@ -88,7 +96,7 @@ class Patches:
         """Run every ``apply``; if one fails, what was replaced is put back.
 
         Raises:
-            ValueError: names the file and the error.
+            Mistake: names the file, the error and the patch's own line.
         """
         self._run("apply")
 
@@ -96,7 +104,7 @@ class Patches:
         """Run every ``after_load`` that there is.
 
         Raises:
-            ValueError: names the file and the error.
+            Mistake: names the file, the error and the patch's own line.
         """
         self.context.model = model
         self._run("after_load")
@@ -110,8 +118,9 @@ class Patches:
                 call(self.context)
             except Exception as error:
                 self.context.undo()
-                raise ValueError(
-                    f"patch {module.__file__}: {function}(ctx) failed: {type(error).__name__}: {error}"
+                assert module.__file__ is not None
+                raise _mistake(
+                    f"patch {module.__file__}: {function}(ctx) failed: {_said(error, module.__file__)}"
                 ) from error
 
     def remove(self) -> None:
@@ -122,12 +131,28 @@ class Patches:
 def _load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"align_patch_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"patch {path} is not a Python file")
+        raise _mistake(f"patch {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise ValueError(f"patch {path} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise _mistake(f"patch {path} cannot be loaded: {_said(error, str(path))}") from error
     if not callable(getattr(module, "apply", None)):
-        raise ValueError(f"patch {path} has no apply(ctx); write `def apply(ctx):`, empty if only after_load is needed")
+        raise _mistake(f"patch {path} has no apply(ctx); write `def apply(ctx):`, empty if only after_load is needed")
     return module
+
+
+def _said(error: Exception, file: str) -> str:
+    """The error, and the last line of the patch that led to it."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    # The text of a syntax error says where it is.
+    where = f" (line {lines[-1]})" if lines and not isinstance(error, SyntaxError) else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _mistake(message: str) -> Mistake:
+    mistake = Mistake(message, _REMEDY)
+    directory = os.environ.get("ALIGN_PROBE_DIR")
+    if directory:
+        leave_mistake(Path(directory), mistake)
+    return mistake

@@ -24,7 +24,8 @@ class StepResiduals:
         tensors: for every checkpoint that could be recomputed ``NAME#res_tok`` float32 ``[R, 3]``: sums over channels
             of e², r², e·r, where e is (recorded - recomputed) / magnitude and r is recomputed / magnitude; a row of
             NaN could not be recomputed. ``NAME#res_max`` float32 ``[4]``: largest |e| in units of the unit roundoff,
-            its row (index into the step's rows), its flat channel, count of non-finite elements.
+            its row (index into the step's rows), its flat channel, count of non-finite elements. If there are any, row
+            and channel are those of the first of them.
         skipped: kind, or kind at a layer → why it was not recomputed.
     """
 

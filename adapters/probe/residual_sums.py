@@ -44,7 +44,7 @@ class Sums:
         flat = recorded.flatten(2)
         error, size = (flat.float() - value).mul_(weight), value * weight
         high = low + error.shape[0]
-        known = None
+        known = bad = None
         if not self._sum(low, high, error, size):
             known = value.isfinite() & (weight > 0)
             bad = _cleaned(error, size, flat, value, known)
@@ -57,6 +57,8 @@ class Sums:
         layers = torch.arange(high - low)
         self._peaks[low:high], self._rows[low:high] = best, rows
         self._columns[low:high] = error[layers, rows].argmax(1)
+        if bad is not None:
+            self._point_at(low, bad)
         self.seen[low:high] = True
         if not bool((self.tokens[low:high, :, 1] > 0).all()):  # zeros, or not known
             seen = (weight > 0 if known is None else known).any(2)
@@ -71,6 +73,12 @@ class Sums:
             self.tokens[low:high, :, index] = product.sum(2)
             self.channels[low:high, index] = product.sum(1)
         return bool(self.tokens[low:high].isfinite().all())
+
+    def _point_at(self, low: int, bad: Tensor) -> None:
+        """Where an element is not finite, its row and channel are told instead of those of the largest error."""
+        for layer in bad.flatten(1).any(1).nonzero()[:, 0].tolist():
+            row, column = bad[layer].nonzero()[0].tolist()
+            self._rows[low + layer], self._columns[low + layer] = row, column
 
     def largest(self, rows: Tensor) -> Tensor:
         """``NAME#res_max`` of every layer, float32 ``[L, 4]``; ``rows``: the step's row of each row here."""

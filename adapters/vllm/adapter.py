@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from adapters.base import EngineSpec, Observation, Progress, Request, split_options
+from adapters.base import SAMPLING_PREFIX, EngineSpec, Observation, Progress, Request, split_options
+from adapters.mistakes import require_options
 from adapters.probe.adapter import ProbedAdapter, simulated_numerics
 from adapters.probe.live import worker_observations
 
@@ -22,6 +25,12 @@ _ADDITIONAL_CONFIG: dict[str, Any] = {
     "multistream_overlap_shared_expert": False,
     "refresh": True,
 }
+
+
+def _keywords(made: type) -> set[str]:
+    """What a class may be given by name when it is made."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {one.name for one in inspect.signature(made).parameters.values() if one.kind in named}
 
 
 class VllmAdapter(ProbedAdapter):
@@ -47,8 +56,14 @@ class VllmAdapter(ProbedAdapter):
         options.export()
         self._sampling, self._ranks = options.sampling, spec.tp
         progress("import", "vllm and vllm-ascend")
-        from vllm import LLM
+        from vllm import LLM, SamplingParams
+        from vllm.engine.arg_utils import EngineArgs
 
+        # LLM hands what it does not name itself on to EngineArgs.
+        known = {field.name for field in dataclasses.fields(EngineArgs)} | _keywords(LLM)
+        require_options(self.name, spec.side, options.engine, known)
+        known = {name for name in SamplingParams.__struct_fields__ if not name.startswith("_")}
+        require_options(self.name, spec.side, options.sampling, known, SAMPLING_PREFIX)
         from adapters.vllm.forcing import ForcingProcessor
 
         progress("build", f"{Path(spec.model_path).name} in {spec.dtype}, tp {spec.tp}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,16 +12,17 @@ from rich.console import Console
 from adapters.base import SIDES, Generation
 from adapters.host import ADAPTERS
 from align.case.schema import Case, load_case
-from align.cli.options import budget_bytes, check_seconds, interpreters_for, own_extras
-from align.errors import EXIT_ALIGNED, UserError
+from align.cli.options import budget_bytes, check_patterns, check_seconds, interpreters_for, own_extras
+from align.errors import EXIT_ALIGNED, SideError, UserError
 from align.models.resolve import resolve_model
 from align.report.live import LiveProgress
 from align.report.recorded import show_recorded
 from align.run.alone import Alone
 from align.run.directory import RunDirectory
+from align.run.flow import check_recordable
 from align.run.local import LocalHosts
 from align.run.manifest import REPLAY, generations_of
-from align.run.plan import check_device, check_launchable
+from align.run.plan import check_device, check_launchable, without_side
 from align.run.record import tokens_record
 from align.run.session import Session
 from align.run.side import Limits
@@ -67,12 +70,14 @@ def execute(settings: CaptureSettings) -> int:
     case.check(info)
     check_launchable(case)
     check_device(case, info, settings.device)
+    check_patterns(settings.capture, check_recordable(info, case.layout.tp))
     along = None if settings.along is None else _tokens_of(settings.along, case)
     interpreters = interpreters_for(case, settings.device, {role: extras}, (role,))
     directory = RunDirectory(settings.out, align_home() / "runs", role)
-    directory.write("case.json", case.to_text())
     limits = Limits(launch=settings.launch_timeout, step=settings.step_timeout)
-    with LiveProgress(console, {role: settings.engine}, settings.quiet) as watcher:
+    progress = LiveProgress(console, {role: settings.engine}, settings.quiet)
+    with _withdrawn_on_failure(directory, role), progress as watcher:
+        directory.write("case.json", case.to_text())
         session = Session(
             case,
             info,
@@ -91,6 +96,25 @@ def execute(settings: CaptureSettings) -> int:
     if settings.quiet:
         print(f"recorded: {directory.path}")
     return EXIT_ALIGNED
+
+
+@contextmanager
+def _withdrawn_on_failure(directory: RunDirectory, role: str) -> Iterator[None]:
+    """What a failed recording wrote is no trace, and would keep the same command from working; only its log stays."""
+    log = directory.path / ENGINE / "engine.log"
+    try:
+        yield
+    except BaseException as error:
+        try:
+            kept = directory.withdraw(log, align_home() / "logs")
+        except OSError as second:  # the failure itself stays the news
+            kept = log
+            if isinstance(error, UserError):
+                error.hint += f"; remove {directory.path}, which could not be done: {second.strerror or second}"
+        if isinstance(error, SideError):
+            hint = error.hint if kept is None else error.hint.replace(str(log), str(kept))
+            error.hint = without_side(hint, role)
+        raise
 
 
 def _role(settings: CaptureSettings, case: Case) -> str:

@@ -14,7 +14,7 @@ from align.run.traces import find_trace, open_trace
 from align.trace.native import NativeForms
 from align.trace.pt import INDEX
 from align.trace.pt_export import export_pt
-from align.trace.reader import Trace
+from align.trace.reader import DamagedFileError, Trace
 
 _FORMATS = ("pt",)
 _SHOWN = 4
@@ -33,8 +33,12 @@ def execute(path: Path, out: Path, format_: str, native: bool) -> int:
     console = Console(soft_wrap=True, highlight=False, emoji=False, markup=False)
     try:
         exported = export_pt(trace, out, _native_forms(trace) if native else None)
+    except DamagedFileError as error:
+        raise UserError(str(error), "record the trace again: align capture ENGINE --case FILE --out DIR") from error
     except ValueError as error:
-        raise UserError(str(error), "choose another --out, or record the trace again: align capture") from error
+        full = out.is_dir() and any(out.iterdir())
+        hint = "choose another --out" if full else "record the trace again: align capture ENGINE --case FILE --out DIR"
+        raise UserError(str(error), hint) from error
     except OSError as error:
         raise disk_error(error, out) from error
     finally:

@@ -6,14 +6,15 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import isfinite
-from pathlib import Path
 from typing import Any, Literal, cast
 
 from adapters.base import SIDES, split_options
 from align.case.schema import Case, Numerics
+from align.checkpoints.table import Structure
+from align.cli.patch_file import checked_patch
 from align.errors import UserError
 from align.run.plan import SIMULATED, SideExtras
-from align.run.recording import DEFAULT_BUDGET_MB
+from align.run.recording import DEFAULT_BUDGET_MB, kept
 from envs.profiles import Interpreter, resolve
 
 NUMERICS = ("native", "fp32-internal")
@@ -41,6 +42,17 @@ def budget_bytes(megabytes: int | None) -> int:
     if given < 0:
         raise UserError(f"--values-budget {given} is not a size", "give megabytes, for example --values-budget 512")
     return given * 10**6
+
+
+def check_patterns(patterns: Iterable[str], structure: Structure) -> None:
+    """Refuse ``--capture`` patterns that no checkpoint of the model matches: they would keep nothing, silently."""
+    names = [str(name) for name in structure.names()]
+    for pattern in patterns:
+        if not any(kept(name, (pattern,)) for name in names):
+            raise UserError(
+                f"--capture {pattern} matches none of the model's {len(names)} checkpoints",
+                f"they are called {names[0]}, {names[1]}, … {names[-1]}: give for example --capture 'layers.0.*'",
+            )
 
 
 def numerics_of(texts: Iterable[str], device: str) -> Numerics:
@@ -79,7 +91,7 @@ def extras_of(sets: Iterable[str], patches: Iterable[str]) -> dict[str, SideExtr
                 f"--patch {text} is not SIDE=FILE",
                 f"SIDE is one of {', '.join(SIDES)}, for example --patch candidate=fix.py",
             )
-        files[role].append(_patch(file))
+        files[role].append(checked_patch(file))
     return {role: SideExtras(options[role], tuple(files[role])) for role in SIDES}
 
 
@@ -91,7 +103,7 @@ def own_extras(sets: Iterable[str], patches: Iterable[str]) -> SideExtras:
         if not equals:
             raise UserError(f"--set {text} is not NAME=VALUE", "for example --set block_size=64")
         _set(options, name, value, text)
-    return SideExtras(options, tuple(map(_patch, patches)))
+    return SideExtras(options, tuple(map(checked_patch, patches)))
 
 
 def _set(options: dict[str, Any], name: str, value: str, text: str) -> None:
@@ -104,14 +116,6 @@ def _set(options: dict[str, Any], name: str, value: str, text: str) -> None:
         options[name] = json.loads(value)
     except ValueError:
         options[name] = value
-
-
-def _patch(file: str) -> str:
-    path = Path(file)
-    if not path.is_file():
-        what = "is not a file" if path.exists() else "does not exist"
-        raise UserError(f"--patch file {file} {what}", "give a Python file that defines apply(ctx)")
-    return str(path.resolve())
 
 
 def interpreters_for(

@@ -19,6 +19,7 @@ from align.cli.interview import answers_of, ask_on_terminal, interview, is_termi
 from align.cli.leave import Known
 from align.cli.options import (
     budget_bytes,
+    check_patterns,
     check_seconds,
     extras_of,
     interpreters_for,
@@ -123,7 +124,7 @@ def _run(settings: RunSettings, known: Known) -> Report:
     check_launchable(case)
     check_device(case, info, settings.device)
     if wishes.tensors:
-        check_recordable(info, case.layout.tp)
+        check_patterns(wishes.values, check_recordable(info, case.layout.tp))
     interpreters = interpreters_for(case, settings.device, extras)
     if settings.device == SIMULATED:
         for variable in PYTHON_VARIABLES.values():

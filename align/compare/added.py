@@ -1,6 +1,7 @@
 """The error that each operator of one side added, judged from the residuals in its trace.
 
 Every rank and phase is judged by itself: a fault of one rank, or of the decode kernel alone, is not averaged away.
+What tensor parallelism sums up over the ranks is judged from the values, see :mod:`align.compare.collective`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any, Literal
 import torch
 
 from align.checkpoints.table import Structure, parse
-from align.compare.residual import ResidualPolicy, ResidualVerdict, judge, largest_of
+from align.compare.collective import judge_reduces
+from align.compare.residual import ResidualPolicy, ResidualVerdict, judge, largest_of, shown_by
 from align.compare.rows import Recorded, keys_of
 from align.trace.format import CHANNEL_RESIDUAL, TOKEN_RESIDUAL, WORST_RESIDUAL, StepEntry, checkpoint_of
 
@@ -58,7 +60,7 @@ _PHASES = ("prefill", "mixed", "decode")
 
 
 def judge_added(trace: Recorded, policy: ResidualPolicy | None = None) -> dict[str, Added]:
-    """Judge every residual of a trace, by checkpoint; empty if it has none.
+    """Judge every residual and every reduce of a trace, by checkpoint; empty if it has none.
 
     Records that cannot be read become ``not observable`` with the reason.
     """
@@ -73,6 +75,8 @@ def judge_added(trace: Recorded, policy: ResidualPolicy | None = None) -> dict[s
             chosen = [entry for entry in entries if entry.phase == phase]
             for name, residual in _judge_phase(trace, rank, phase, chosen, structure, policy).items():
                 parts[name].append(AddedPart(phase, rank, residual))
+    for name, judged in judge_reduces(trace, structure, policy).items():
+        parts[name] += [AddedPart(phase, rank, residual) for phase, rank, residual in judged]
     return {name: _sum_up(name, tuple(found)) for name, found in parts.items()}
 
 
@@ -99,6 +103,7 @@ def _judge_phase(
     tokens: dict[str, list[torch.Tensor]] = defaultdict(list)
     largest: dict[str, list[torch.Tensor]] = defaultdict(list)
     names: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    maxima_rows: dict[str, list[list[tuple[str, int]]]] = defaultdict(list)
     broken: dict[str, str] = {}
     for entry in entries:
         rows = _row_names(entry)
@@ -116,6 +121,7 @@ def _judge_phase(
                 continue
             tokens[name].append(sums)
             largest[name].append(worst)
+            maxima_rows[name].append(rows["all"])
             named = rows["head"] if name == _HEAD or len(sums) != len(rows["sampled"]) else rows["sampled"]
             names[name] += named if len(named) == len(sums) else [("", -1)] * len(sums)
     try:
@@ -131,6 +137,9 @@ def _judge_phase(
             continue
         whole = torch.cat(sums_of_steps)
         known = all(position >= 0 for _, position in names[name])
+        shown = shown_by(largest[name])
+        row = int(largest[name][shown][1])
+        all_rows = maxima_rows[name][shown]
         found[name] = judge(
             name,
             structure.operator(parse(name).kind),
@@ -140,12 +149,13 @@ def _judge_phase(
             channels=channels.get(name + CHANNEL_RESIDUAL),
             channel_rows=len(whole),
             row_names=names[name] if known else (),
+            largest_name=all_rows[row] if 0 <= row < len(all_rows) else None,
         )
     return found
 
 
 def _row_names(entry: StepEntry) -> dict[str, list[tuple[str, int]]]:
-    """The ``sampled`` rows of a step, all if it does not say, and those that reach the ``head``."""
+    """``all`` rows of a step, the ``sampled`` ones (all if it does not say), and those that reach the ``head``."""
     rows = [(span.request, position) for span in entry.rows for position in range(span.start, span.start + span.count)]
     sampled = [rows[index] for index in entry.sampled] if entry.sampled else rows
-    return {"sampled": sampled, "head": list(entry.logits_rows)}
+    return {"all": rows, "sampled": sampled, "head": list(entry.logits_rows)}

@@ -9,12 +9,13 @@ from typing import Any, Literal
 import torch
 
 from align.compare.added import Added
+from align.compare.alike import Alike
 from align.compare.bits import same_bits
 from align.compare.estimate import estimate, joined_digest
 from align.compare.gather import Gathered, gather, is_head, reconcile
 from align.compare.metrics import Metrics, identical, join, measure_block
 from align.compare.pairing import Pairing
-from align.compare.policy import TensorPolicy
+from align.compare.policy import Judged, TensorPolicy
 from align.compare.rows import CANDIDATE, REFERENCE, PairedRow, Place, Recorded, RowKey
 
 Verdict = Literal["equal", "within", "beyond", "not observable", "not comparable"]
@@ -41,6 +42,8 @@ class CheckpointComparison:
         inputs: names of what the operator reads, with their verdicts; ``None`` if it is not known what it reads.
         wrong_slots: by side, rows whose cache slot does not belong to the row's position.
         note: shapes that were reconciled and the like.
+        alike_row: the worst row with equal inputs whose result differs by more than the operator's roundings.
+        nonfinite_row: the first row in which both sides are not finite in the same elements.
     """
 
     name: str
@@ -59,6 +62,8 @@ class CheckpointComparison:
     inputs: tuple[tuple[str, Verdict], ...] | None = None
     wrong_slots: Mapping[str, tuple[RowKey, ...]] = field(default_factory=dict)
     note: str = ""
+    alike_row: RowKey | None = None
+    nonfinite_row: RowKey | None = None
 
     @property
     def compared(self) -> bool:
@@ -86,18 +91,27 @@ class CheckpointComparison:
 
 
 def compare_checkpoint(
-    name: str, candidate: Recorded, reference: Recorded, pairing: Pairing, policy: TensorPolicy
+    name: str,
+    candidate: Recorded,
+    reference: Recorded,
+    pairing: Pairing,
+    policy: TensorPolicy,
+    alike: Alike | None = None,
 ) -> CheckpointComparison:
     """Compare one checkpoint; layer, inputs and residuals are not filled in.
+
+    ``alike`` knows the rows that were equal in the checkpoints before this one.
 
     Raises:
         ValueError: a record is damaged or the shapes differ; says which.
     """
     if pairing.by_order:
         return _compare_by_order(name, candidate, reference, pairing, policy)
-    rows = pairing.rows
+    indices: Sequence[int] = range(len(pairing.rows))
     if is_head(name):
-        rows = tuple(row for row in rows if row.candidate.head is not None and row.reference.head is not None)
+        paired = enumerate(pairing.rows)
+        indices = [at for at, row in paired if row.candidate.head is not None and row.reference.head is not None]
+    rows = tuple(pairing.rows[index] for index in indices)
     places = {
         CANDIDATE: [row.candidate for row in rows],
         REFERENCE: [row.reference for row in rows],
@@ -108,7 +122,7 @@ def compare_checkpoint(
     if name.endswith(SLOTS):
         wrong = {side: _wrong_slots(one, rows) for side, one in sides.items() if one is not None}
     return replace(
-        _compare_gathered(name, sides, rows, traces, places, policy),
+        _compare_gathered(name, sides, rows, traces, places, policy, indices, alike),
         wrong_slots={side: keys for side, keys in wrong.items() if keys},
     )
 
@@ -120,6 +134,8 @@ def _compare_gathered(
     traces: Mapping[str, Recorded],
     places: Mapping[str, Sequence[Place]],
     policy: TensorPolicy,
+    indices: Sequence[int],
+    alike: Alike | None,
 ) -> CheckpointComparison:
     """The paired rows of one checkpoint: values if both sides have them, else digests."""
     estimated = None in sides.values()
@@ -141,7 +157,39 @@ def _compare_gathered(
     a, b, note = reconcile(_at(left, both), _at(right, both))
     chosen = [rows[index] for index in both]
     compared = _judge(name, a, b, chosen, policy, estimated)
+    if alike is not None and not estimated:
+        at = [indices[index] for index in both]
+        alike.note(name, at, a, b)
+        if policy.name == "derived" and compared.verdict in ("within", "beyond"):
+            compared = _judge_alike(compared, alike, at, chosen, a, b)
     return replace(compared, note=note, rows_missing={side: count for side, count in missing.items() if count})
+
+
+def _judge_alike(
+    compared: CheckpointComparison,
+    alike: Alike,
+    indices: Sequence[int],
+    rows: Sequence[PairedRow],
+    a: torch.Tensor,
+    b: torch.Tensor,
+) -> CheckpointComparison:
+    """Rows with equal inputs are judged by the operator's own roundings."""
+    found = alike.judge(compared.name, indices, rows, a, b)
+    if found is None:
+        return compared
+    row = rows[found.index]
+    more = f", as in {found.rows_total - 1} more of {found.rows_alike} such rows" if found.rows_total > 1 else ""
+    why = (
+        f"{place(row)} has equal inputs and differs by relative L2 {found.rel_l2:.3g}; "
+        f"rounding reaches {found.limit:.3g}{more}"
+    )
+    why = f"{why}; {compared.why}" if compared.verdict == "beyond" else why
+    return replace(compared, verdict="beyond", why=why, worst=row, alike_row=row.key)
+
+
+def place(row: PairedRow) -> str:
+    """``r2 position 9``; of rows that are not named ``step 0 row 9``."""
+    return f"{row.key.request} {'position' if row.phase else 'row'} {row.key.position}"
 
 
 def _at(side: Gathered, rows: list[int]) -> torch.Tensor:
@@ -187,16 +235,25 @@ def _judge(
         metrics = identical(a)
     else:
         metrics, phases = _measure(a, b, rows)
-    verdict, why = policy.judge(name, metrics, len(rows))
+
+    def judge(found: Metrics, count: int) -> tuple[Judged, str]:
+        token = found.worst_token
+        return policy.judge(name, found, count, "" if token is None or found.equal else place(rows[token.index]))
+
+    verdict, why = judge(metrics, len(rows))
     if verdict != "beyond" and policy.name == "derived":
         for phase, part in phases.items():
             count = sum(row.phase == phase for row in rows)
-            judged, reason = policy.judge(name, part, count)
+            judged, reason = judge(part, count)
             if judged == "beyond":
                 verdict, why = judged, f"in {phase}: {reason}"
                 break
     if estimated:
         why += " (estimated from digests)"
+    nonfinite = None
+    if metrics.nonfinite and verdict != "beyond":
+        nonfinite = rows[_first_nonfinite(a)].key
+        why += f"; {metrics.nonfinite} elements are not finite, on both sides alike"
     worst = metrics.rows[0] if metrics.rows else metrics.worst_token.index if metrics.worst_token else None
     return CheckpointComparison(
         name,
@@ -208,7 +265,13 @@ def _judge(
         worst=None if worst is None or metrics.equal else rows[worst],
         estimated=estimated,
         seed=policy.seed_passes(metrics),
+        nonfinite_row=nonfinite,
     )
+
+
+def _first_nonfinite(tensor: torch.Tensor) -> int:
+    """The first row ``[N, …]`` with an element that is not finite; there is one."""
+    return int((~torch.isfinite(tensor)).reshape(tensor.shape[0], -1).any(1).float().argmax())
 
 
 def _measure(a: torch.Tensor, b: torch.Tensor, rows: Sequence[PairedRow]) -> tuple[Metrics, dict[str, Metrics]]:

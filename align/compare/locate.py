@@ -14,6 +14,7 @@ from typing import Any
 from align.checkpoints.table import kinds, parse
 from align.compare.added import Added
 from align.compare.checkpoint import SLOTS, CheckpointComparison
+from align.compare.collective import OPERATOR
 from align.compare.histories import InputDifference
 from align.compare.rows import CANDIDATE, REFERENCE, RowKey
 from align.compare.tensors import TensorComparison
@@ -46,6 +47,7 @@ def locate(
         origins = slots + _operators(comparison, slots)
         found += sorted(origins, key=_order)
         found += _unexplained(comparison, found)
+        found += _nonfinite(comparison, found)
     if tokens_differ and not found:
         found.append(
             Finding(
@@ -180,7 +182,45 @@ def _operators(comparison: TensorComparison, slots: Sequence[Finding]) -> list[F
         for side, added in checkpoint.added.items():
             if added.verdict == "beyond" and not _by_slots(side, checkpoint, slots):
                 groups[side, checkpoint.kind].append((checkpoint, added))
-    return [_operator_finding(side, group) for (side, _), group in groups.items()]
+    return [
+        _collective_finding(side, group) if _is_reduce(group[0][1]) else _operator_finding(side, group)
+        for (side, _), group in groups.items()
+    ]
+
+
+def _is_reduce(added: Added) -> bool:
+    return added.parts[0].residual.operator == OPERATOR
+
+
+def _collective_finding(side: str, group: Sequence[tuple[CheckpointComparison, Added]]) -> Finding:
+    checkpoint, added = group[0]
+    beyond = [part for part in added.parts if part.residual.verdict == "beyond"]
+    phases = {part.phase for part in beyond}
+    residual = beyond[0].residual
+    row = residual.row_name
+    return Finding(
+        "C",
+        "collective",
+        side=side,
+        checkpoint=checkpoint.name,
+        layer=checkpoint.layer,
+        phase=next(iter(phases)) if len(phases) == 1 else None,
+        requests=() if row is None else (row[0],),
+        positions=() if row is None else (row[1],),
+        ranks=tuple(sorted({part.rank for part in beyond})),
+        evidence={
+            "what": f"{residual.operator}: {added.why}",
+            "operator": residual.operator,
+            "ratio": residual.ratio,
+            "allowed": residual.allowed,
+            "rows": residual.rows,
+            "channel": residual.channel,
+            "layers": [other.layer for other, _ in group],
+            **_listed([other.name for other, _ in group[1:]]),
+        },
+        next=f"see what the {side} does between {checkpoint.name}_partial and {checkpoint.name}: "
+        "the reduce's operator, its group and its stream",
+    )
 
 
 def _by_slots(side: str, checkpoint: CheckpointComparison, slots: Sequence[Finding]) -> bool:
@@ -232,7 +272,9 @@ def _unexplained(comparison: TensorComparison, known: Sequence[Finding]) -> list
     by_name = {checkpoint.name: checkpoint for checkpoint in comparison.checkpoints}
     origins = []
     for checkpoint in comparison.checkpoints:
-        if checkpoint.verdict != "beyond" or checkpoint.kind == SLOTS or _receives(checkpoint, by_name):
+        if checkpoint.verdict != "beyond" or checkpoint.kind == SLOTS:
+            continue
+        if checkpoint.alike_row is None and _receives(checkpoint, by_name):
             continue
         if explained is not None and checkpoint.kind in kinds() and parse(checkpoint.name).order >= explained:
             continue
@@ -247,6 +289,8 @@ def _unexplained(comparison: TensorComparison, known: Sequence[Finding]) -> list
         "unknown": "one hop later: not all of its inputs were recorded",
         "beyond": "its inputs differ",
     }[first.inputs_state]
+    if first.alike_row is not None:
+        agree = "in that row its inputs are equal"
     return [
         Finding(
             "B",
@@ -261,11 +305,42 @@ def _unexplained(comparison: TensorComparison, known: Sequence[Finding]) -> list
                 "what": f"{first.name} differs between the sides ({first.why}); {agree}",
                 "name": first.name,
                 "inputs": dict(first.inputs or ()),
-                "inputs_state": first.inputs_state,
+                "inputs_state": first.inputs_state if first.alike_row is None else "equal",
                 "added": {side: added.verdict for side, added in first.added.items()},
                 **_listed(others),
             },
             next=f"record the values of {first.name} and of its inputs, and recompute it in float64 on both sides",
+        )
+    ]
+
+
+def _nonfinite(comparison: TensorComparison, known: Sequence[Finding]) -> list[Finding]:
+    """NaN and infinities that both sides have alike: the sides agree, and nothing that they compute means anything."""
+    explained = min((_order(finding) for finding in known if finding.checkpoint is not None), default=None)
+    shown = [one for one in comparison.checkpoints if one.nonfinite_row is not None]
+    if not shown:
+        return []
+    first, others = shown[0], [one.name for one in shown[1:]]
+    if explained is not None and first.kind in kinds() and parse(first.name).order >= explained:
+        return []
+    row = first.nonfinite_row
+    assert row is not None and first.metrics is not None
+    return [
+        Finding(
+            "B",
+            "nonfinite",
+            checkpoint=first.name if first.kind in kinds() else None,
+            layer=first.layer,
+            requests=(row.request,),
+            positions=(row.position,),
+            evidence={
+                "what": f"{first.metrics.nonfinite} elements of {first.name} are NaN or infinite on both sides alike",
+                "name": first.name,
+                "nonfinite": first.metrics.nonfinite,
+                **_listed(others),
+            },
+            next=f"look at what {first.name} is computed from on either side: its inputs, its weight, and the dtype's "
+            "range",
         )
     ]
 

@@ -130,8 +130,8 @@ class TensorPolicy:
         enough = self.cosine is None or (metrics.cosine is not None and metrics.cosine >= self.cosine)
         return metrics.max_rel < self.max_rel and enough
 
-    def judge(self, name: str, metrics: Metrics, rows: int) -> tuple[Judged, str]:
-        """The verdict on a pair of ``rows`` rows, and its reason in words."""
+    def judge(self, name: str, metrics: Metrics, rows: int, token: str = "") -> tuple[Judged, str]:
+        """The verdict on a pair of ``rows`` rows, and its reason in words; ``token`` says what the worst row is."""
         if metrics.equal:
             return "equal", "every element is equal"
         if metrics.rel_l2 is None:
@@ -139,13 +139,14 @@ class TensorPolicy:
         if self.name == "seed":
             return self._judge_seed(metrics)
         allowed = self.allowance(name)
+        heads, channels = metrics.worst_head, metrics.worst_channel if rows >= CHANNEL_ROWS else None
         slices: list[tuple[str, Worst | None, float]] = [
-            ("token", metrics.worst_token, allowed.token),
-            ("head", metrics.worst_head, allowed.head),
-            ("channel", metrics.worst_channel if rows >= CHANNEL_ROWS else None, allowed.channel),
+            (token or _numbered("row", metrics.worst_token), metrics.worst_token, allowed.token),
+            (_numbered("head", heads), heads, allowed.head),
+            (_numbered("channel", channels), channels, allowed.channel),
         ]
         found = [("", metrics.rel_l2, allowed.whole)]
-        found += [(f" of {what} {worst.index}", worst.rel_l2, limit) for what, worst, limit in slices if worst]
+        found += [(f" of {what}", worst.rel_l2, limit) for what, worst, limit in slices if worst]
         # Written so that NaN is beyond.
         over = [f"relative L2{where} {value:.3g} > {limit:.3g}" for where, value, limit in found if not value <= limit]
         if over:
@@ -160,6 +161,10 @@ class TensorPolicy:
         if self.cosine is not None:
             words += f", cosine {metrics.cosine:.6g} (at least {self.cosine:g})"
         return ("within" if passes else "beyond"), words
+
+
+def _numbered(what: str, worst: Worst | None) -> str:
+    return what if worst is None else f"{what} {worst.index}"
 
 
 def layer_of(name: str) -> int | None:

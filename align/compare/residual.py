@@ -105,11 +105,12 @@ class ResidualVerdict:
         rows: how many rows were recomputed.
         ratio: largest element error in units of ``u × magnitude``.
         allowed: the most that ``ratio`` may be.
-        row: which row (in the order given) and ``channel`` had it; -1 if unknown.
+        row: which row of its step and which ``channel`` had it, or is not finite; -1 if unknown.
         gain_token, gain_channel, gain_head: worst gains; ``None`` if there was nothing to divide by.
         norm_token: worst root mean square error of a token.
         rel_l2: root of sum e² over sum r² of all tokens.
-        row_name: (request, position) of the worst token by gain or norm, whichever is farther from its limit.
+        row_name: (request, position) that shows it: of an element that is not finite, else of the token or element
+            that is farthest beyond its limit. ``None`` if unknown, or if channels or heads alone are beyond.
         non_finite: elements that are not finite although the operator's exact result is.
     """
 
@@ -132,11 +133,25 @@ class ResidualVerdict:
 
 
 def largest_of(maxima: Sequence[Tensor]) -> Tensor:
-    """Fold ``NAME#res_max`` of several steps or ranks, ``[4]`` each: the row with the largest ratio, and all counts."""
-    assert maxima, "nothing to fold"
-    worst = max(maxima, key=lambda one: inf if one[0].isnan() else float(one[0])).clone()
+    """Fold ``NAME#res_max`` of several steps or ranks, ``[4]`` each: the largest ratio, and all counts.
+
+    Row and channel are those of :func:`shown_by`.
+    """
+    worst = maxima[shown_by(maxima)].clone()
+    worst[0] = max((one[0] for one in maxima), key=_size)
     worst[3] = sum(float(one[3]) for one in maxima)
     return worst
+
+
+def shown_by(maxima: Sequence[Tensor]) -> int:
+    """Which of several ``NAME#res_max`` says where: the first with an element that is not finite, else the largest."""
+    assert maxima, "nothing to fold"
+    broken = next((index for index, one in enumerate(maxima) if one[3] > 0), None)
+    return max(range(len(maxima)), key=lambda index: _size(maxima[index][0])) if broken is None else broken
+
+
+def _size(ratio: Tensor) -> float:
+    return inf if ratio.isnan() else float(ratio)
 
 
 def _worst(values: Tensor, allowed: Tensor, known: Tensor) -> Worst | None:
@@ -167,6 +182,7 @@ def judge(
     channel_rows: int = 0,
     width: int = 0,
     row_names: Sequence[tuple[str, int]] = (),
+    largest_name: tuple[str, int] | None = None,
 ) -> ResidualVerdict:
     """Judge one checkpoint of one side.
 
@@ -181,6 +197,7 @@ def judge(
         channel_rows: how many rows ``channels`` sums over; too high a count makes the test of heads milder, not wrong.
         width: number of channels of a row, if ``channels`` is not given.
         row_names: (request, position) of each row of ``tokens``.
+        largest_name: (request, position) of the row of ``largest``.
     """
     bound = policy.operators.get(operator)
     if bound is None:
@@ -212,8 +229,9 @@ def judge(
         gain_head = _gain(heads, common, policy.z * deviation, 1 / channel_rows)
     ratio, non_finite = float(largest[0]), int(largest[3])
     allowed = count * policy.slack
-    row_name = _row_name(row_names, gain_token, norm)
-    reasons = _reasons(ratio, allowed, non_finite, gain_token, gain_channel, gain_head, norm, row_name)
+    reasons, row_name = _reasons(
+        ratio, allowed, largest, largest_name, gain_token, gain_channel, gain_head, norm, row_names
+    )
     return ResidualVerdict(
         name=name,
         operator=operator,
@@ -234,40 +252,57 @@ def judge(
     )
 
 
-def _row_name(names: Sequence[tuple[str, int]], gain: Worst | None, norm: Worst | None) -> tuple[str, int] | None:
-    found = [one for one in (gain, norm) if one is not None and one.index < len(names)]
-    if not found:
-        return None
-    worst = max(found, key=lambda one: abs(one.value) / one.allowed if one.allowed else abs(one.value))
-    return names[worst.index]
+def _name_of(names: Sequence[tuple[str, int]], worst: Worst) -> tuple[str, int] | None:
+    return names[worst.index] if worst.index < len(names) else None
+
+
+def place(name: tuple[str, int] | None) -> str:
+    """``r2 position 9``; what is not known is said."""
+    return "a row that is not named" if name is None else f"{name[0]} position {name[1]}"
 
 
 def _reasons(
     ratio: float,
     allowed: float,
-    non_finite: int,
+    largest: Tensor,
+    largest_name: tuple[str, int] | None,
     token: Worst | None,
     channel: Worst | None,
     head: Worst | None,
     norm: Worst | None,
-    row_name: tuple[str, int] | None,
-) -> list[str]:
-    """Why the operator did more than round; empty if it did not."""
+    names: Sequence[tuple[str, int]],
+) -> tuple[list[str], tuple[str, int] | None]:
+    """Why the operator did more than round, empty if it did not; and the row that shows it."""
     found = []
-    if non_finite:
-        found.append(f"{non_finite} elements are not finite although the exact result is")
+    shown: list[tuple[float, tuple[str, int] | None]] = []
+    count, at = int(largest[3]), f" ({place(largest_name)}, channel {int(largest[2])})" if largest_name else ""
+    if count:
+        first = at if count == 1 else at.replace("(", "(first ", 1)
+        found.append(f"{count} element{'s are' if count > 1 else ' is'} not finite although the exact result is{first}")
+        shown.append((inf, largest_name))
     if not ratio <= allowed:
-        found.append(f"an element is off by {ratio:.3g} roundings of its magnitude, {allowed:.3g} are possible")
-    at = "" if row_name is None else f" ({row_name[0]} position {row_name[1]})"
+        where = "" if count else at  # the place is that of what is not finite
+        found.append(f"an element is off by {ratio:.3g} roundings of its magnitude, {allowed:.3g} are possible{where}")
     for what, worst in (("token", token), ("channel", channel), ("head", head)):
         if worst is not None and worst.beyond:
-            place = at if what == "token" else ""
+            subject = place(_name_of(names, worst)) if what == "token" else f"{what} {worst.index}"
             found.append(
-                f"{what} {worst.index}{place} is {1 + worst.value:.5g} times the exact result; rounding reaches "
-                f"{1 + worst.allowed:.5g}"
+                f"{subject} is {1 + worst.value:.5g} times the exact result; rounding reaches {1 + worst.allowed:.5g}"
             )
     if norm is not None and norm.beyond:
         found.append(
-            f"token {norm.index}{at} is off by {norm.value:.3g} of its magnitude; rounding reaches {norm.allowed:.3g}"
+            f"{place(_name_of(names, norm))} is off by {norm.value:.3g} of its magnitude; "
+            f"rounding reaches {norm.allowed:.3g}"
         )
-    return found
+    for worst in (token, norm):
+        if worst is not None and worst.beyond:
+            shown.append((_excess(worst), _name_of(names, worst)))
+    if not shown and not ratio <= allowed:
+        shown.append((ratio, largest_name))
+    if not found:
+        shown = [(_excess(worst), _name_of(names, worst)) for worst in (token, norm) if worst is not None]
+    return found, max(shown, key=lambda one: one[0])[1] if shown else None
+
+
+def _excess(worst: Worst) -> float:
+    return abs(worst.value) / worst.allowed if worst.allowed else abs(worst.value)

@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from align.checkpoints.table import Structure, parse
-from align.compare.added import judge_added
+from align.compare.added import Added, judge_added
+from align.compare.alike import Alike
 from align.compare.checkpoint import CheckpointComparison, Verdict, compare_checkpoint
+from align.compare.collective import OPERATOR
 from align.compare.coverage import Coverage, cover, recorded_names
 from align.compare.pairing import Pairing, pair_rows
 from align.compare.policy import TensorPolicy
@@ -82,12 +84,13 @@ def compare_traces(
     names = ordered_names(candidate, reference)
     added = {CANDIDATE: judge_added(candidate), REFERENCE: judge_added(reference)}
     structure = reference.structure or candidate.structure
+    alike = Alike.of(candidate, reference, len(pairing.rows))
     found: dict[str, CheckpointComparison] = {}
     for done, name in enumerate(names):
         if progress is not None:
             progress(done, len(names), name)
         try:
-            compared = compare_checkpoint(name, candidate, reference, pairing, policy)
+            compared = compare_checkpoint(name, candidate, reference, pairing, policy, alike)
         except Exception as error:  # one bad record never aborts the whole, whatever is wrong with it
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             compared = CheckpointComparison(name, "not comparable", reason)
@@ -101,7 +104,20 @@ def compare_traces(
         REFERENCE: cover(reference, expected[REFERENCE]),
         "paired": _paired(found, set(expected[CANDIDATE]) & set(expected[REFERENCE])),
     }
-    return TensorComparison(policy, tuple(found.values()), coverage, pairing, _drift(found, policy), pairing.notes)
+    notes = (*pairing.notes, *(note for side, about in added.items() for note in _reduces_unseen(side, about)))
+    return TensorComparison(policy, tuple(found.values()), coverage, pairing, _drift(found, policy), notes)
+
+
+def _reduces_unseen(side: str, added: Mapping[str, Added]) -> list[str]:
+    """What a side's ranks summed up, where that could not be judged."""
+    unseen = [
+        about
+        for about in added.values()
+        if about.verdict == "not observable" and any(part.residual.operator == OPERATOR for part in about.parts)
+    ]
+    if not unseen:
+        return []
+    return [f"the {side}'s reduces are not observable at {len(unseen)} checkpoints: {unseen[0].name}: {unseen[0].why}"]
 
 
 def ordered_names(*traces: Recorded) -> tuple[str, ...]:

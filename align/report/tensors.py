@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 
 from rich.console import Console
@@ -25,10 +25,19 @@ _INPUTS = {
 
 
 def show_tensors(
-    console: Console, tensors: TensorComparison, findings: Sequence[Finding] = (), verbose: bool = False
+    console: Console,
+    tensors: TensorComparison,
+    findings: Sequence[Finding] = (),
+    verbose: bool = False,
+    surplus: Mapping[str, int] | None = None,
 ) -> None:
-    """Coverage, then what is beyond, then a line per layer."""
+    """Coverage and rows, then what is beyond, then a line per layer.
+
+    Args:
+        surplus: rows by side that were computed ahead of what was asked for.
+    """
     _show_coverage(console, tensors)
+    console.print(_rows_words(tensors, surplus or {}), highlight=False, markup=False, soft_wrap=True)
     first = first_beyond(tensors)
     if first is not None:
         console.print(
@@ -42,6 +51,24 @@ def show_tensors(
     _show_layers(console, tensors, verbose)
     for note in tensors.notes:
         console.print(f"note: {note}", style="dim", highlight=False, markup=False)
+
+
+def _rows_words(tensors: TensorComparison, surplus: Mapping[str, int]) -> str:
+    """How many rows were compared, and how many have no partner, by reason."""
+    pairing = tensors.pairing
+    compared = len(pairing.rows) or max((one.rows for one in tensors.checkpoints), default=0)
+    reasons = dict(pairing.unpaired)
+    words = []
+    for side in ("candidate", "reference"):
+        other = "reference" if side == "candidate" else "candidate"
+        alone = f"only on the {side}"
+        # What both looked ahead at is paired; the rest of it has no partner and needs none.
+        ahead = min(reasons.get(alone, 0), max(surplus.get(side, 0) - surplus.get(other, 0), 0))
+        if ahead:
+            words.append(f"{ahead} {alone} (computed ahead, behind the last token that was asked for)")
+            reasons[alone] -= ahead
+    words += [f"{count} {reason}" for reason, count in reasons.items() if count]
+    return f"rows: {compared} compared" + (f"; without a partner: {', '.join(words)}" if words else "")
 
 
 def first_beyond(tensors: TensorComparison) -> CheckpointComparison | None:
@@ -121,11 +148,19 @@ def _show_layers(console: Console, tensors: TensorComparison, verbose: bool) -> 
             *(str(count or "-") for count in (*counts, rest)),
             Text("-" if worst is None else worst.kind or worst.name),
             "-" if worst is None or worst.metrics is None else _number(worst.metrics.rel_l2),
-            Text(verdict, style=_STYLES.get(verdict, "yellow")),
+            Text(verdict + _estimated(verdict, members), style=_STYLES.get(verdict, "yellow")),
         )
     console.print(table)
     if len(chosen) < len(rows):
         console.print(f"  … {len(rows) - len(chosen)} more layers: --verbose shows them", highlight=False)
+
+
+def _estimated(verdict: str, members: Sequence[CheckpointComparison]) -> str:
+    """Whether a layer's verdict rests on digests."""
+    decided = [one for one in members if one.verdict == verdict]
+    if not any(one.estimated for one in decided):
+        return ""
+    return " (estimated)" if all(one.estimated for one in decided) else " (partly estimated)"
 
 
 def _worst(members: Sequence[CheckpointComparison]) -> CheckpointComparison | None:

@@ -78,6 +78,8 @@ def show_findings(
     console: Console, report: Report, candidate: str, reference: str, simulated: bool, verbose: bool
 ) -> None:
     """Everything between the tokens and the next step."""
+    for remark in report.remarks:
+        console.print(f"[yellow]{escape(remark)}[/yellow]", highlight=False, soft_wrap=True)
     show_differences(console, report.comparisons)
     for one in report.stability:
         noise = "not measured" if one.noise is None else f"{one.noise:.3g}"
@@ -85,7 +87,7 @@ def show_findings(
         console.print(f"the {one.side} {again}; run-to-run noise of its logprobs: {noise}", highlight=False)
     show_conditions(console, report.conditions, verbose)
     if report.tensors is not None:
-        show_tensors(console, report.tensors, report.findings, verbose)
+        show_tensors(console, report.tensors, report.findings, verbose, report.surplus)
     if report.bytes:
         written = ", ".join(f"{role} {size_text(count)}" for role, count in report.bytes.items())
         console.print(f"traces written: {written}", highlight=False)
@@ -126,13 +128,16 @@ def sentence(candidate: str, reference: str, report: Report) -> str:
         return first.summary.rstrip(".") + tail
     free = report.comparisons.get("free")
     if free is None:
-        return f"{pair} agree in every tensor that both recorded"
+        what = "the same bits" if _equal(report) else "within what rounding allows"
+        return f"{pair} agree in every tensor that both recorded ({what}){_unjudged_words(report)}"
     tokens = sum(request.total for request in free.requests)
     if report.verdict == "aligned":
         ties = report.comparisons.get("replay", free).near_ties
         tensors = _tensors_words(report)
         if not ties:
-            return f"{pair} generate the same {tokens} greedy tokens for {len(free.requests)} requests{tensors}"
+            count = len(free.requests)
+            requests = f"{count} request{'' if count == 1 else 's'}"
+            return f"{pair} generate the same {tokens} greedy token{'' if tokens == 1 else 's'} for {requests}{tensors}"
         return (
             f"{pair} differ at {len(ties)} of {tokens} greedy tokens, at each by a near-tie within the measured noise"
             f"{tensors}"
@@ -147,16 +152,39 @@ def sentence(candidate: str, reference: str, report: Report) -> str:
 def _tensors_words(report: Report) -> str:
     if report.tensors is None:
         return ""
-    verdicts = {one.verdict for one in report.tensors.checkpoints if one.compared}
-    words = "equal" if verdicts == {"equal"} else "within what rounding allows"
+    words = "equal" if _equal(report) else "within what rounding allows"
     partial = "" if report.tensors.coverage["paired"].percent == 100 else " that was compared"
-    return f", and every tensor{partial} is {words}"
+    return f", and every tensor{partial} is {words}{_unjudged_words(report)}"
+
+
+def _equal(report: Report) -> bool:
+    """Whether all tensors that were compared have the same bits."""
+    assert report.tensors is not None
+    return {one.verdict for one in report.tensors.checkpoints if one.compared} == {"equal"}
+
+
+def _unjudged_words(report: Report) -> str:
+    """What a pass leaves open where carried tensors alone were judged, by bounds as wide as all layers' rounding."""
+    assert report.tensors is not None
+    added = [one for checkpoint in report.tensors.checkpoints for one in checkpoint.added.values()]
+    judged = any(one.verdict != "not observable" for one in added)
+    if judged or _equal(report) or report.tensors.policy.name == "seed":
+        return ""
+    return (
+        "; operators could not be judged: no inputs or weights; only differences beyond the wide bounds would be seen; "
+        "--policy seed judges by 1e-3"
+    )
 
 
 def next_step(report: Report, repeat: str = "") -> str:
     """What to do now."""
     if report.findings and report.findings[0].next:
         return report.findings[0].next
+    if report.verdict == "aligned" and not report.comparisons:
+        return (
+            "record both engines, so that tokens, conditions and each operator are judged as well: "
+            "align capture ENGINE --case FILE --out DIR"
+        )
     if report.verdict == "aligned":
         return "score the model with OpenCompass or EvalScope; or try other prompts with PROMPTS=file.jsonl"
     again = f"repeat it with {repeat}, " if repeat else "record the case again, "

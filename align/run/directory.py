@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ class RunDirectory:
             stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
             path = runs / f"{stamp}-{label}"
         self.path = path.absolute()
+        self._made = False
         try:
             self._make(unique=made)
         except OSError as error:
@@ -52,6 +54,7 @@ class RunDirectory:
         while True:
             try:
                 self.path.mkdir()
+                self._made = True
                 return
             except FileExistsError:
                 if not unique:
@@ -76,6 +79,35 @@ class RunDirectory:
                 temporary.unlink()
             raise disk_error(error, target) from error
         return target
+
+    def withdraw(self, log: Path, keep: Path) -> Path | None:
+        """Take back everything that the run wrote, so that the same command finds the directory as it was.
+
+        Args:
+            log: a file in the directory that people may still want; it need not exist.
+            keep: directory that the log is moved to; made if need be.
+
+        Returns:
+            where the log is now; ``None`` if there is none.
+
+        Raises:
+            OSError: the log cannot be moved, and everything is as it was; or something cannot be removed.
+        """
+        kept = None
+        if log.exists():
+            keep.mkdir(parents=True, exist_ok=True)
+            stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+            # The process id tells apart what two commands keep within one second.
+            kept = keep / f"{stamp}-{self.path.name}-{os.getpid()}-{log.name}"
+            shutil.move(log, kept)
+        for entry in self.path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        if self._made:
+            self.path.rmdir()
+        return kept
 
     def write_json(self, name: str, value: Any) -> Path:
         return self.write(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

@@ -17,6 +17,7 @@ from align.conditions import refuse
 from align.errors import SideError, UserError
 from align.models.info import ModelInfo
 from align.run.certify import Certifier, recorded_prompts
+from align.run.complete import require_rows
 from align.run.judge import DEFAULT_COVERAGE, accused, judge_tensors, refuse_uncovered
 from align.run.manifest import manifest, write_manifest
 from align.run.recording import DEFAULT_BUDGET_MB, first_look, second_look
@@ -214,6 +215,7 @@ class Flow:
             traces = {
                 role: stack.enter_context(closing(open_trace(directory))) for role, directory in directories.items()
             }
+            report.surplus = {role: require_rows(role, trace) for role, trace in traces.items()}
             self._certify(ran=True, inputs={role: recorded_prompts(trace) for role, trace in traces.items()})
             self._write_manifests(directories)  # with what the recorded inputs say about the conditions
             report.bytes = {role: trace_bytes(directory) for role, directory in directories.items()}

@@ -39,6 +39,48 @@ def marked(run_id: str, but: frozenset[int] = frozenset()) -> list[int]:
     return found
 
 
+def _stat(pid: int) -> tuple[str, int, str]:
+    """``(state, parent, start time)`` of a process.
+
+    Raises:
+        OSError: it is gone.
+    """
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        # The command name is in parentheses and may hold spaces.
+        fields = file.read().rpartition(")")[2].split()
+    return fields[0], int(fields[1]), fields[19]
+
+
+class Family:
+    """The marked processes of a run and all that they started.
+
+    A process that writes its title over its environment, as Ray's agents do, loses the mark. It is known as a
+    descendant of a marked one, and stays known when its parent has ended.
+    """
+
+    def __init__(self, run_id: str, but: frozenset[int] = frozenset()) -> None:
+        self._run_id, self._but = run_id, but
+        self._known: dict[int, str] = {}
+
+    def living(self) -> list[int]:
+        """Those that run now; zombies do not count."""
+        seen: dict[int, tuple[str, int, str]] = {}
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError):
+                    seen[int(name)] = _stat(int(name))
+        roots = set(marked(self._run_id, self._but)) | {
+            pid for pid, start in self._known.items() if pid in seen and seen[pid][2] == start
+        }
+        grown = True
+        while grown:
+            below = {pid for pid, (_, parent, _) in seen.items() if parent in roots} - roots - self._but
+            grown = bool(below)
+            roots |= below
+        self._known.update({pid: seen[pid][2] for pid in roots if pid in seen})
+        return sorted(pid for pid in roots if pid in seen and seen[pid][0] not in "ZX")
+
+
 def _signal(pids: list[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -47,17 +89,18 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 
 def sweep(run_id: str, but: frozenset[int] = frozenset(), grace: float = GRACE_SECONDS) -> list[int]:
     """End all processes of a run; returns those that even SIGKILL did not end."""
-    _signal(marked(run_id, but), signal.SIGTERM)
+    family = Family(run_id, but)
+    _signal(family.living(), signal.SIGTERM)
     deadline = time.monotonic() + grace
-    while time.monotonic() < deadline and marked(run_id, but):
+    while time.monotonic() < deadline and family.living():
         time.sleep(_POLL_SECONDS)
-    left = marked(run_id, but)
+    left = family.living()
     for _ in range(_SWEEPS_AFTER_KILL):
         if not left:
             break
         _signal(left, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
-        left = marked(run_id, but)
+        left = family.living()
     return left
 
 

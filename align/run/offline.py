@@ -1,6 +1,7 @@
 """Two recordings, judged as the joint run judges its own: conditions, stability, tokens, tensors, findings.
 
-Directories of `.pt` files that somebody wrote by hand have no manifest; of them the tensors alone are judged.
+Directories of `.pt` files that somebody wrote by hand have no manifest; of them the tensors alone are judged, and
+what either side holds is what both should hold.
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ from align.compare.tokens import TokenComparison, compare_tokens
 from align.conditions import RUN, Condition, SideFacts, evaluate, refuse
 from align.errors import UserError
 from align.run.certify import recorded_prompts, recorded_steps
+from align.run.complete import require_rows
+from align.run.files import refuse_unmatched, refuse_unreadable
 from align.run.judge import DEFAULT_COVERAGE, judge_tensors, refuse_uncovered
 from align.run.manifest import FREE, REPLAY, generations_of, model_info_of, observations_of
 from align.run.report import Report
 from align.run.stability import Stability, Unstable, refuse_unstable
-from align.run.traces import open_recording, trace_bytes
+from align.run.traces import open_recording, place_of, trace_bytes
 from align.run.verdict import overall_verdict
 from align.trace.pt import LooseFiles
-from align.trace.reader import Trace
+from align.trace.reader import DamagedFileError, Trace
 
 _RECORD_AGAIN = "record both again with one case: align capture ENGINE --case FILE --out DIR [--along OTHER]"
+_SHOWN_REQUESTS = 5
 
 
 @dataclass
@@ -52,8 +56,8 @@ class Offline:
     """The comparison of two traces. :attr:`report` and :attr:`manifests` hold what is known, also after an error.
 
     Args:
-        min_coverage: percent of the checkpoints without which nothing is called aligned. Of files that say no model
-            it is not known what they should hold, so that nothing is demanded.
+        min_coverage: percent of the checkpoints without which nothing is called aligned. Files that say no model
+            should hold what either side holds.
     """
 
     def __init__(
@@ -75,8 +79,10 @@ class Offline:
         """
         try:
             with self.report.timed("read"):
+                _require_two(paths)
                 sides = {role: open_recording(path) for role, path in paths.items()}
             self.manifests = {role: side.manifest for role, side in sides.items()}
+            self.report.remarks = _remarks(paths, self.manifests)
             with ExitStack() as stack:
                 traces: dict[str, Trace] = {}
                 for role, side in sides.items():
@@ -86,6 +92,8 @@ class Offline:
                     return self._tensors_alone(sides, progress)
                 try:
                     return self._run(traces, progress)
+                except DamagedFileError as error:
+                    raise UserError(f"could not compare: a recorded file is damaged: {error}", _RECORD_AGAIN) from error
                 except (KeyError, TypeError, ValueError) as error:
                     what = f"no {error}" if isinstance(error, KeyError) else str(error)
                     raise UserError(f"a trace's manifest cannot be used: {what}", _RECORD_AGAIN) from error
@@ -97,11 +105,15 @@ class Offline:
         self, sides: Mapping[str, Trace | LooseFiles], progress: Callable[[str], None] | None
     ) -> Compared:
         report = self.report
-        report.min_coverage = None
+        demanded = report.min_coverage
+        assert demanded is not None
         candidate, reference = sides["candidate"], sides["reference"]
         with report.timed("compare"):
             report.tensors, report.findings = judge_tensors(candidate, reference, self._policy, {}, progress)
-        report.verdict = overall_verdict({}, report.findings)
+        verdict = overall_verdict({}, report.findings)
+        refuse_unreadable(verdict, sides)
+        refuse_unmatched(verdict, report.tensors, sides, demanded)
+        report.verdict = verdict
         names = tuple(str(side.manifest.get("engine") or side.directory) for side in (candidate, reference))
         return Compared(report, (names[0], names[1]), any(side.manifest.get("simulated") for side in sides.values()))
 
@@ -110,6 +122,7 @@ class Offline:
         manifests = {role: trace.manifest for role, trace in traces.items()}
         case = _case_of(manifests["reference"])
         _check_together(manifests)
+        report.surplus = {role: require_rows(role, trace) for role, trace in traces.items()}
         with report.timed("conditions"):
             report.conditions = self._conditions(traces, case)
             refuse(report.conditions)
@@ -124,6 +137,7 @@ class Offline:
             )
         report.bytes = {role: trace_bytes(trace.directory) for role, trace in traces.items()}
         verdict = overall_verdict(report.comparisons, report.findings)
+        refuse_unreadable(verdict, traces)
         refuse_uncovered(verdict, report.tensors, report.min_coverage)
         report.verdict = verdict
         generated = {
@@ -176,7 +190,33 @@ def _check_together(manifests: Mapping[str, Mapping[str, Any]]) -> None:
             for name in prompts["candidate"].keys() | prompts["reference"].keys()
             if prompts["candidate"].get(name) != prompts["reference"].get(name)
         )
-        raise UserError(f"the traces ran different prompts: request {', '.join(names[:5])}", _RECORD_AGAIN)
+        shown = ", ".join(names[:_SHOWN_REQUESTS])
+        more = "" if len(names) <= _SHOWN_REQUESTS else f" and {len(names) - _SHOWN_REQUESTS} more"
+        raise UserError(f"the traces ran different prompts: request {shown}{more}", _RECORD_AGAIN)
+
+
+def _require_two(paths: Mapping[str, Path]) -> None:
+    """Refuse one recording given twice: it agrees with itself, which says nothing.
+
+    Raises:
+        UserError: both paths lead to the same records, or one leads nowhere.
+    """
+    places = {role: place_of(path) for role, path in paths.items()}
+    if places["candidate"] == places["reference"]:
+        raise UserError(
+            f"both sides are the same recording: {places['candidate']}",
+            "name the candidate's recording first and the reference's second: align compare CANDIDATE REFERENCE",
+        )
+
+
+def _remarks(paths: Mapping[str, Path], manifests: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Recordings that stand here for another side than the one that they were recorded as."""
+    return tuple(
+        f"{paths[role]} was recorded as the {content['side']} and is called the {role} here: the first path is the "
+        "candidate, the second the reference"
+        for role, content in manifests.items()
+        if content.get("side", role) != role
+    )
 
 
 def _stability_of(role: str, content: Mapping[str, Any]) -> Stability:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -126,6 +127,21 @@ def engine_spec(
         options=dict(extras.options),
         patches=extras.patches,
     )
+
+
+def own_changes(spec: EngineSpec) -> list[str]:
+    """What this side alone was asked for, as the options of a command with two sides."""
+    sets = [f"--set {spec.side}.{name}={_as_typed(value)}" for name, value in spec.options.items()]
+    return [*sets, *(f"--patch {spec.side}={file}" for file in spec.patches)]
+
+
+def without_side(text: str, role: str) -> str:
+    """The same text for a command with one side, whose options do not name it."""
+    return text.replace(f"--set {role}.", "--set ").replace(f"--patch {role}=", "--patch ")
+
+
+def _as_typed(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def forced_along(requests: tuple[Request, ...], generations: Iterable[Generation]) -> tuple[Request, ...]:

@@ -52,6 +52,8 @@ def report_record(report: Report) -> dict[str, Any]:
         "comparisons": {name: comparison.to_dict() for name, comparison in report.comparisons.items()},
         "min_coverage": report.min_coverage,
         "tensors": None if report.tensors is None else report.tensors.to_dict(),
+        "surplus": dict(report.surplus),
+        "remarks": list(report.remarks),
         "bytes": dict(report.bytes),
     }
 

@@ -43,6 +43,8 @@ class Report:
         tensors: of tensors; ``None`` if none were recorded.
         findings: what is wrong, the headline first.
         min_coverage: percent of the checkpoints without which nothing is called aligned; ``None`` if none was demanded.
+        surplus: rows by role that a side computed ahead of what was asked for; they have no partner, and need none.
+        remarks: what the user should know about how the recordings were given.
         bytes: written by each side's last capture.
         seconds: by stage.
         moves: stages in the order in which they ended; one that came again is there again.
@@ -56,6 +58,8 @@ class Report:
     tensors: TensorComparison | None = None
     findings: tuple[Finding, ...] = ()
     min_coverage: float | None = None
+    surplus: dict[str, int] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
     bytes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     moves: list[Move] = field(default_factory=list)

@@ -17,10 +17,12 @@ from typing import Any, TypeVar
 from adapters import probe
 from adapters.base import EngineSpec, Observation, Request, RunResult
 from adapters.host import Failure, Launched
+from adapters.mistakes import Mistake, read_mistake
 from adapters.probe.spec import CaptureSpec
 from align.errors import SideError
 from align.run import guardian
 from align.run.directory import disk_error
+from align.run.plan import own_changes
 from align.run.transport import Host, HostDied, Hosts
 from envs.profiles import Interpreter
 
@@ -74,6 +76,7 @@ class Side:
         self._on_progress, self._abort = on_progress, abort
         self._host: Host | None = None
         self.launched: Launched | None = None
+        self._spec: EngineSpec | None = None
         try:
             directory.mkdir(parents=True)
         except OSError as error:
@@ -83,6 +86,7 @@ class Side:
 
     def launch(self, spec: EngineSpec) -> Launched:
         """Start the host and build the engine."""
+        self._spec = spec
         env = {
             **self._interpreter.env,
             "PYTHONPATH": os.pathsep.join([*self._interpreter.pythonpath, str(probe.PATH)]),
@@ -168,10 +172,18 @@ class Side:
                     answer = pending.result()
                     break
             except HostDied as error:
+                mistake = read_mistake(self.directory)
+                if mistake is not None:
+                    raise self._mistaken(method, mistake) from error
                 raise self._failed(f"died during {method}: {error}") from error
             self._report(detail)
             if self._abort.is_set():
                 raise Aborted
+            # The engine may wait for ever for the worker that found it.
+            mistake = None if method == "close" else read_mistake(self.directory)
+            if mistake is not None:
+                self.kill()
+                raise self._mistaken(method, mistake)
             dead = None if method == "close" else self._dead_worker()
             if dead is not None:
                 self.kill()
@@ -181,6 +193,9 @@ class Side:
                 raise self._failed(complaint)
         self._report(detail)
         if isinstance(answer, Failure):
+            mistake = Mistake(answer.message, answer.hint) if answer.hint else read_mistake(self.directory)
+            if mistake is not None:
+                raise self._mistaken(method, mistake)
             raise self._failed(f"failed to {method}: {answer.kind}: {answer.message.strip()}")
         return answer
 
@@ -197,6 +212,12 @@ class Side:
             return
         self._on_progress(progress["stage"], detail() if detail is not None else progress["detail"])
 
+    def _mistaken(self, method: str, mistake: Mistake) -> SideError:
+        """The user has to correct something; the log, whose end is our own stack then, would only hide it."""
+        return SideError(
+            self.role, f"the {self.role} ({self.engine}) failed to {method}: {mistake.message.strip()}", mistake.hint
+        )
+
     def _failed(self, what: str) -> SideError:
         log = self.directory / "engine.log"
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
@@ -204,11 +225,16 @@ class Side:
         return SideError(
             self.role,
             f"the {self.role} ({self.engine}) {what}",
-            f"free disk space at {self.directory}, or choose --out elsewhere"
-            if full
-            else f"read its log, {log}; then run the same command again",
+            f"free disk space at {self.directory}, or choose --out elsewhere" if full else self._what_next(log),
             tuple(line for line in lines if line.strip())[-_LOG_LINES:],
         )
+
+    def _what_next(self, log: Path) -> str:
+        """What the user changed about this side is the first suspect."""
+        given = [] if self._spec is None else own_changes(self._spec)
+        if not given:
+            return f"read its log, {log}; then run the same command again"
+        return f"leave out {' '.join(given)}, which this side alone ran with, or correct it; its log is {log}"
 
 
 def _is_gone(pid: int) -> bool:

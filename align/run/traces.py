@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from align.errors import UserError
+from align.run.complete import require_ranks
 from align.trace.format import MANIFEST
 from align.trace.pt import LooseFiles, import_pt
 from align.trace.reader import Trace
@@ -28,7 +29,7 @@ def find_trace(path: Path) -> Path:
     if sides:
         raise UserError(f"{path} is a whole run", f"name one of its sides: {path / sides[0]}")
     raise UserError(
-        f"{path} is no trace: there is no {MANIFEST}",
+        f"{path} is no trace and no directory of tensors: it holds neither {MANIFEST} nor .pt files",
         "give a directory that align capture made, RUN/candidate of an align run with tensors, or one of .pt files",
     )
 
@@ -37,12 +38,14 @@ def open_trace(directory: Path) -> Trace:
     """The trace, ready to be read.
 
     Raises:
-        UserError: damaged, or written by another version.
+        UserError: damaged, without one of its ranks, or written by another version.
     """
     try:
-        return Trace(directory)
-    except (ValueError, KeyError) as error:
+        trace = Trace(directory)
+        require_ranks(trace)
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(str(error), "record it again: align capture ENGINE --case FILE --out DIR") from error
+    return trace
 
 
 def open_recording(path: Path) -> Trace | LooseFiles:
@@ -56,9 +59,21 @@ def open_recording(path: Path) -> Trace | LooseFiles:
     if not has_pt_files(path):
         return open_trace(find_trace(path))
     try:
-        return import_pt(path)
-    except ValueError as error:
+        found = import_pt(path)
+        if isinstance(found, Trace):
+            require_ranks(found)
+        return found
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(str(error), "export it again: align export TRACE --format pt --out DIR") from error
+
+
+def place_of(path: Path) -> Path:
+    """Where the records at a path lie, whichever way they were named.
+
+    Raises:
+        UserError: there are none.
+    """
+    return (path if has_pt_files(path) else find_trace(path)).resolve()
 
 
 def has_pt_files(path: Path) -> bool:

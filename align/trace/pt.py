@@ -8,8 +8,9 @@ the seed's own example ``layer0_attn_out_rank0.pt`` lacks ``input|output`` and c
 from __future__ import annotations
 
 import json
+import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ from adapters.probe.transforms import TRANSFORMS
 from align.trace.format import Shard, StepEntry
 from align.trace.native import NativeForms, dims_from
 from align.trace.pt_names import read_file_name
-from align.trace.reader import Trace
+from align.trace.reader import DamagedFileError, Trace
 
 INDEX = "index.json"
 INDEX_SCHEMA = 2
@@ -36,14 +37,29 @@ def import_pt(directory: Path) -> IndexedFiles | LooseFiles:
     return IndexedFiles(directory) if (directory / INDEX).exists() else LooseFiles(directory)
 
 
-def _load(path: Path) -> torch.Tensor:
+def _load(path: Path, unreadable: MutableMapping[Path, str]) -> torch.Tensor:
+    """The tensor in a file; a file without one is noted in ``unreadable`` with the reason.
+
+    Raises:
+        DamagedFileError: the file is damaged or holds something else; names it.
+    """
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
+        if isinstance(found, torch.Tensor):
+            return found
+        why = f"holds a {type(found).__name__}, not a tensor"
     except Exception as error:  # torch raises a different type for each way in which a file can be damaged
-        raise ValueError(f"{path} cannot be read: {type(error).__name__}: {str(error).splitlines()[0]}") from error
-    if not isinstance(found, torch.Tensor):
-        raise ValueError(f"{path} holds a {type(found).__name__}, not a tensor")
-    return found
+        why = _why_unreadable(path, error)
+    unreadable[path] = why
+    raise DamagedFileError(f"{path} {why}")
+
+
+def _why_unreadable(path: Path, error: Exception) -> str:
+    if path.is_file() and not path.stat().st_size:
+        return "is empty"
+    if isinstance(error, pickle.UnpicklingError):  # torch's own words advise to load it with execution allowed
+        return "cannot be read: damaged, or it holds objects that could run code, which are never loaded"
+    return f"cannot be read: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _names(folder: Path) -> dict[tuple[str, int], Path]:
@@ -95,6 +111,8 @@ class IndexedFiles(Trace):
             raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
         self.ranks = tuple(sorted(self._entries))
         self._folders: dict[int, dict[tuple[str, int], _Stored]] = {}
+        #: Files that were asked for and hold no tensor, with the reason.
+        self.unreadable: dict[Path, str] = {}
 
     def close(self) -> None:
         """Nothing stays open."""
@@ -123,7 +141,7 @@ class IndexedFiles(Trace):
         stored = self._folder(step).get((key, rank))
         if stored is None:
             return None
-        value = _load(stored.path)
+        value = _load(stored.path, self.unreadable)
         if stored.transform is None:
             return value
         try:
@@ -168,6 +186,8 @@ class LooseFiles:
             for folder in folders
         ]
         self._entries = tuple(StepEntry(step=step, phase="", file=folder.name) for step, folder in enumerate(folders))
+        #: Files that were asked for and hold no tensor, with the reason.
+        self.unreadable: dict[Path, str] = {}
 
     @cached_property
     def dtype(self) -> str:
@@ -175,7 +195,7 @@ class LooseFiles:
         for files in self._files:
             for path in files.values():
                 try:
-                    found = str(_load(path).dtype).removeprefix("torch.")
+                    found = str(_load(path, self.unreadable).dtype).removeprefix("torch.")
                 except ValueError:
                     continue
                 if found in ("bfloat16", "float16", "float32"):
@@ -199,7 +219,11 @@ class LooseFiles:
             ValueError: it is damaged or holds something else.
         """
         path = self._files[step].get(key)
-        return None if path is None else _load(path)
+        return None if path is None else _load(path, self.unreadable)
+
+    def file(self, step: int, key: str) -> Path | None:
+        """Where a tensor lies; ``None`` if it is not there."""
+        return self._files[step].get(key)
 
     def accumulated(self, rank: int, which: str, phase: str) -> Mapping[str, torch.Tensor]:
         return {}

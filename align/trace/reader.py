@@ -25,6 +25,10 @@ from align.trace.format import (
 )
 
 
+class DamagedFileError(ValueError):
+    """A file of records that is missing, cut or overwritten; the message names it."""
+
+
 class Trace:
     """One side's trace.
 
@@ -67,6 +71,17 @@ class Trace:
         """
         return structure_of(self.manifest["model"], tp=self.manifest["layout"]["tp"])
 
+    @property
+    def expected_ranks(self) -> int:
+        """How many ranks its layout has: tp x dp."""
+        layout = self.manifest["layout"]
+        return int(layout["tp"]) * int(layout.get("dp", 1))
+
+    @property
+    def absent_ranks(self) -> tuple[int, ...]:
+        """Ranks of the layout that left no records."""
+        return tuple(rank for rank in range(self.expected_ranks) if rank not in self.ranks)
+
     def shard(self, rank: int, kind: str) -> Shard | None:
         """The part of a kind's split axis that a rank holds; ``None`` if it holds the whole."""
         found = self._about[rank]["shards"].get(kind)
@@ -93,14 +108,14 @@ class Trace:
                 handle = self._open.enter_context(safe_open(path, framework="pt"))
                 self._files[path] = (handle, frozenset(handle.keys()))
             except (SafetensorError, OSError) as error:
-                raise ValueError(f"{path} cannot be read: {error}") from error
+                raise DamagedFileError(f"{path} cannot be read: {error}") from error
         return self._files[path]
 
     def keys(self, rank: int, step: int) -> frozenset[str]:
         """What was recorded in a step; empty for an unknown step.
 
         Raises:
-            ValueError: the file is damaged; names it.
+            DamagedFileError: names the file.
         """
         entry = self._entry(rank, step)
         if entry is None:
@@ -111,7 +126,7 @@ class Trace:
         """One record, ``None`` if it is not there.
 
         Raises:
-            ValueError: the file is damaged; names it.
+            DamagedFileError: names the file.
         """
         entry = self._entry(rank, step)
         if entry is None:
@@ -123,7 +138,7 @@ class Trace:
         try:
             found: torch.Tensor = handle.get_tensor(key)
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path} cannot be read: {error}") from error
+            raise DamagedFileError(f"{path} cannot be read: {error}") from error
         return found
 
     def accumulated(self, rank: int, which: str, phase: str) -> Mapping[str, torch.Tensor]:

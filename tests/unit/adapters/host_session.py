@@ -18,6 +18,7 @@ from typing import Any
 
 from adapters import host
 from adapters.base import Adapter, EngineSpec, Observation, Progress, Request, RunResult
+from adapters.mistakes import Mistake
 from adapters.probe.spec import CaptureSpec
 
 WHAT, DIRECTORY = sys.argv[1], Path(sys.argv[2])
@@ -34,6 +35,8 @@ class Fake(Adapter):
         subprocess.run(["echo", "said by a child"], check=True)
         if spec.model_path == "broken":
             raise LookupError("no such\nmodel")
+        if spec.model_path == "mistaken":
+            raise Mistake("no option blok_size", "correct it")
         if WHAT in ("children", "orphan"):
             subprocess.Popen(["sh", "-c", "sleep 60 & wait"])
             subprocess.Popen(["true"])  # a zombie soon, and no worker
@@ -83,10 +86,11 @@ def main() -> None:
         )
     elif WHAT == "failures":
         broken = engine.launch(EngineSpec("fake", "candidate", "broken", "bfloat16", str(DIRECTORY)))
+        mistaken = engine.launch(EngineSpec("fake", "candidate", "mistaken", "bfloat16", str(DIRECTORY)))
         mixed = engine.generate((Request("a", (1,), 1, forced=(1,)),), 5)
         full = engine.replay((), 5)
         (DIRECTORY / "progress.json.tmp").mkdir()  # progress cannot be written any more
-        answer(broken=broken, mixed=mixed, full=full, unwritable=engine.generate((), 5))
+        answer(broken=broken, mistaken=mistaken, mixed=mixed, full=full, unwritable=engine.generate((), 5))
     elif WHAT == "threads":
         errors: list[str] = []
 

@@ -61,6 +61,8 @@ def test_failures_come_back_as_text(tmp_path: Path) -> None:
     assert {entry["type"] for entry in answer.values()} == {"Failure"}
     assert (answer["broken"]["kind"], answer["broken"]["message"]) == ("LookupError", "no such\nmodel")
     assert "in launch" in answer["broken"]["traceback"]
+    assert answer["broken"]["hint"] == "", "what to do about an engine's own error is not known"
+    assert (answer["mistaken"]["message"], answer["mistaken"]["hint"]) == ("no option blok_size", "correct it")
     assert answer["mixed"]["kind"] == "AssertionError"
     assert "No space left on device" in answer["full"]["message"]
     assert answer["unwritable"]["kind"] == "IsADirectoryError", "also what the host itself cannot do"

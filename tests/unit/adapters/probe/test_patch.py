@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from adapters.mistakes import Mistake, read_mistake
 from adapters.probe.patch import PatchContext, Patches
 
 
@@ -177,9 +178,31 @@ def test_what_a_patch_knows(tmp_path: Path, context: PatchContext) -> None:
 def test_an_apply_that_fails_is_undone_and_named(tmp_path: Path, base: type[Base], context: PatchContext) -> None:
     bad = HEADER + "def apply(ctx):\n    ctx.replace(Base, 'value', 2)\n    ctx.replace(Base, 'invented', 3)\n"
     patches = Patches(write(tmp_path, good=REPLACE.format(" good"), bad=bad), context)
-    with pytest.raises(ValueError, match=r"bad\.py: apply\(ctx\) failed: AttributeError: .*invented"):
+    with pytest.raises(ValueError, match=r"bad\.py: apply\(ctx\) failed: AttributeError: .*invented.* \(line 4\)$"):
         patches.apply()
     assert (base().method(), base.value) == ("base", 1)
+
+
+def test_the_line_is_the_patchs_own_however_deep_the_error(tmp_path: Path, context: PatchContext) -> None:
+    text = "import json\n\ndef inner():\n    json.loads('{')\n\ndef apply(ctx):\n    inner()\n"
+    patches = Patches(write(tmp_path, deep=text), context)
+    with pytest.raises(Mistake, match=r"JSONDecodeError: .* \(line 4\)$"):
+        patches.apply()
+
+
+def test_a_mistake_is_left_where_the_driver_looks(
+    tmp_path: Path, context: PatchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine may keep a worker's exception to itself."""
+    monkeypatch.setenv("ALIGN_PROBE_DIR", str(tmp_path))
+    patches = Patches(write(tmp_path, bad="def apply(ctx):\n    1 / 0\n"), context)
+    assert read_mistake(tmp_path) is None
+    with pytest.raises(Mistake) as caught:
+        patches.apply()
+    left = read_mistake(tmp_path)
+    assert left is not None
+    assert (str(left), left.hint) == (str(caught.value), "correct the patch")
+    assert [path.name for path in tmp_path.glob("mistake*")] == ["mistake.json"]
 
 
 def test_an_after_load_that_fails_is_undone_and_named(tmp_path: Path, base: type[Base], context: PatchContext) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from adapters.base import EngineSpec, Observation, Progress, Request
+from adapters.mistakes import Mistake
 from adapters.probe.adapter import ProbedAdapter
 from adapters.probe.launch import read_launch
 from adapters.probe.spec import CaptureSpec, SpecReader
@@ -81,8 +82,17 @@ def test_what_follows_a_stop_id_is_no_part_of_the_generation(directory: Path) ->
 
 
 def test_an_engine_that_returns_other_tokens_is_caught(directory: Path) -> None:
-    with pytest.raises(AssertionError, match="a: the engine returned other tokens"):
+    words = "request a: the engine returned id 3 as generated token 0, and its workers chose id 2"
+    with pytest.raises(Mistake, match=words) as caught:
         FakeEngine(directory, lie=1).generate((Request("a", (1, 2), 3),), top_k=1)
+    assert "--set" in caught.value.hint and "patch" in caught.value.hint
+
+
+def test_a_token_more_than_the_workers_chose_is_caught(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute = FakeEngine._execute
+    monkeypatch.setattr(FakeEngine, "_execute", lambda self, keys: {"a": [*execute(self, keys)["a"], 5]})
+    with pytest.raises(Mistake, match="returned id 5 as generated token 3, and its workers chose nothing"):
+        FakeEngine(directory).generate((Request("a", (1, 2), 3),), top_k=1)
 
 
 def test_free_and_forced_requests_are_not_mixed(directory: Path) -> None:
@@ -131,5 +141,5 @@ def test_an_engine_that_draws_its_tokens_may_return_others(directory: Path) -> N
 
 
 def test_other_options_change_nothing_about_that(directory: Path) -> None:
-    with pytest.raises(AssertionError, match="other tokens"):
+    with pytest.raises(Mistake, match="returned id"):
         launched(directory, 1, block_size=64).generate((Request("a", (1, 2), 3),), top_k=1)

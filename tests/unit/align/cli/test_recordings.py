@@ -149,6 +149,33 @@ def test_compare_demands_coverage(align: Align, tmp_path: Path, monkeypatch: pyt
         assert "next: " in err
 
 
+def test_what_hand_written_files_leave_open_is_said(align: Align, tmp_path: Path) -> None:
+    right = torch.randn(8, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    for side, factor in (("a", 1.0), ("b", 1.01), ("same", 1.0)):
+        (tmp_path / side).mkdir()
+        torch.save(right * factor, tmp_path / side / "layer1_attn_out_rank0.pt")
+    code, text, _ = align("compare", str(tmp_path / "a"), str(tmp_path / "b"), "-q")
+    assert code == 0
+    assert "operators could not be judged: no inputs or weights" in text
+    assert "--policy seed judges by 1e-3" in text
+    assert align("compare", str(tmp_path / "a"), str(tmp_path / "b"), "-q", "--policy", "seed")[0] == 1
+    code, text, _ = align("compare", str(tmp_path / "a"), str(tmp_path / "same"))
+    assert code == 0
+    assert "could not be judged" not in text, "the same bits leave nothing open"
+    assert "OpenCompass" not in text
+    assert "next: record both engines" in text
+    torch.save({}, tmp_path / "same" / "layer1_mlp_down_rank0.pt")
+    code, text, err = align("compare", str(tmp_path / "a"), str(tmp_path / "same"), "-q", "--min-coverage", "0")
+    assert (code, text) == (2, "")
+    assert "layer1_mlp_down_rank0.pt holds a dict" in err
+
+
+def test_export_into_a_full_directory_has_one_remedy(align: Align, clean: Path, tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("mine")
+    _, _, err = align("export", str(clean / "candidate"), "--out", str(tmp_path))
+    assert err.splitlines()[-1] == "next: choose another --out"
+
+
 # --------------------------------------------------------------------------------------------------- export, taps
 
 
@@ -337,6 +364,7 @@ def test_capture_refuses_with_a_remedy(
         ([*start[:3], str(tmp_path / "other.json"), *start[4:], "--along", str(clean / "reference")], "other prompts"),
         ([*start[:3], str(tmp_path / "nowhere.json"), *start[4:]], "nowhere.json does not exist"),
         ([*start, "--step-timeout", "0"], "is not a time"),
+        ([*start, "--capture", "layers.9?.*"], "--capture layers.9?.* matches none of the model's"),
     ):
         code, _, err = align(*arguments)
         assert code == 2, arguments
@@ -355,6 +383,39 @@ def test_a_side_that_fails(
     assert code == 2
     assert "last" in err
     assert "the reference died" in err
+
+
+@pytest.mark.parametrize("existed", [True, False])
+def test_a_recording_that_failed_can_be_tried_again(
+    align: Align,
+    recorder: list[FakeAlone],
+    case_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    existed: bool,
+) -> None:
+    out = tmp_path / "out"
+    if existed:
+        out.mkdir()
+    log = out / "engine" / "engine.log"
+
+    def fail(self: FakeAlone, along: Any = None) -> Any:
+        log.parent.mkdir()
+        log.write_text("why it failed")
+        raise SideError("reference", "the reference died", f"leave out --set reference.seed=3; its log is {log}")
+
+    command = ["capture", "vllm", "--case", str(case_file), "--out", str(out), "--set", "seed=3"]
+    with monkeypatch.context() as failing:
+        failing.setattr(FakeAlone, "run", fail)
+        code, _, err = align(*command)
+    assert code == 2
+    (kept,) = (tmp_path / "home" / "logs").iterdir()
+    assert kept.read_text() == "why it failed"
+    assert f"leave out --set seed=3; its log is {kept}" in err
+    assert out.exists() == existed
+    assert not existed or not any(out.iterdir())
+    assert align(*command)[0] == 0
+    assert (out / "tokens.json").exists()
 
 
 def test_alone_records_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

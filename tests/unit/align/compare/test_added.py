@@ -87,3 +87,14 @@ def test_a_record_that_cannot_be_read_is_not_observable(tmp_path: Path) -> None:
 
     found = judge_added(Damaged(tmp_path))[NAME]
     assert (found.verdict, found.why) == ("not observable", "the disk is full of holes")
+
+
+def test_what_is_not_finite_is_named_by_the_row_of_its_own_step(tmp_path: Path) -> None:
+    def edit(phase: str, step: int, tensors: dict[str, torch.Tensor]) -> None:
+        tensors.update(residual(0.001, 5 if phase == "prefill" else 2))
+        if phase == "decode":  # the second row of the step, r0 position 3
+            tensors[NAME + WORST_RESIDUAL] = torch.tensor([0.0, 1.0, 6.0, 1.0])
+
+    found = judge_added(traces.write(tmp_path, edit=edit))[NAME]
+    assert found.worst is not None and found.worst.residual.row_name == ("r0", 3)
+    assert "(r0 position 3, channel 6)" in found.why

@@ -48,7 +48,7 @@ def test_measured_clean_noise_is_within_in_both_presets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "word"), [("worst_token", "token 7"), ("worst_channel", "channel 7"), ("worst_head", "head 7")]
+    ("field", "word"), [("worst_token", "row 7"), ("worst_channel", "channel 7"), ("worst_head", "head 7")]
 )
 def test_a_single_bad_slice_is_beyond(field: str, word: str) -> None:
     verdict, why = TensorPolicy.derived("bfloat16").judge(

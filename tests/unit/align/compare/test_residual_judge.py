@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from adapters.probe.residual_sums import Sums
 from align.checkpoints import recompute
 from align.checkpoints.bounds import unit_roundoff
 from align.checkpoints.recompute import Exact
-from align.compare.residual import ResidualPolicy, ResidualVerdict, judge, largest_of
+from align.compare.residual import ResidualPolicy, ResidualVerdict, judge, largest_of, shown_by
 from tests.unit.align.checkpoints import eager
 
 Tensor = torch.Tensor
@@ -30,15 +31,17 @@ def verdict(operator: str, exact: Exact, recorded: Tensor, dtype: torch.dtype | 
     dtype = dtype or recorded.dtype
     sums = Sums(1, recorded.shape[0], recorded.shape[1:], unit_roundoff(dtype))
     sums.add(0, Exact(exact.value[None], exact.magnitude[None].clone()), recorded[None])
+    largest = sums.largest(torch.arange(recorded.shape[0]))[0]
     return judge(
         "layers.0.checkpoint",
         operator,
         ResidualPolicy.for_dtype(str(dtype).removeprefix("torch.")),
         tokens=sums.tokens[0],
-        largest=sums.largest(torch.arange(recorded.shape[0]))[0],
+        largest=largest,
         channels=sums.channels[0].reshape(3, *recorded.shape[1:]),
         channel_rows=recorded.shape[0],
         row_names=[("r0", row) for row in range(recorded.shape[0])],
+        largest_name=("r0", int(largest[1])),
     )
 
 
@@ -176,7 +179,8 @@ def test_a_norm_times_1_01_is_named(kernel: Callable[..., Tensor], seed: int) ->
     assert found.verdict == "beyond"
     assert found.gain_token is not None
     assert 1.008 < 1 + found.gain_token.value < 1.012
-    assert "token" in found.why
+    assert found.row_name is not None
+    assert f"{found.row_name[0]} position {found.row_name[1]} is {1 + found.gain_token.value:.5g} times" in found.why
 
 
 @seeds
@@ -240,6 +244,7 @@ def test_what_is_not_finite_counts_unless_the_inputs_or_the_dtype_explain_it() -
     found = verdict("add", recompute.add(x, x), nan + x)
     assert (found.verdict, found.non_finite) == ("beyond", 1)
     assert "not finite" in found.why
+    assert (found.row, found.channel, found.row_name) == (2, 3, ("r0", 2))  # not where the largest error is
     silent(verdict("add", recompute.add(nan, x), nan + x))
     nan[2] = torch.nan
     of_nan = verdict("add", recompute.add(nan, x), nan + x)
@@ -282,3 +287,49 @@ def test_the_policy_survives_json() -> None:
     assert ResidualPolicy.from_json(json.loads(json.dumps(policy.to_json()))) == policy
     with pytest.raises(ValueError, match="unknown dtype"):
         ResidualPolicy.for_dtype("int4")
+
+
+def test_every_quoted_place_has_its_own_name() -> None:
+    """The largest element, the token of the worst gain and that of the worst norm are different rows."""
+    rows, width = 6, 64
+    tokens = torch.zeros(rows, 3)
+    tokens[:, 1] = width
+    tokens[4] = torch.tensor([width * 0.1**2, width, width * 0.1])  # 1.1 times the result
+    tokens[2] = torch.tensor([width * 0.2**2, width, 0.0])  # off without a gain
+    tokens[1] = torch.nan  # was not recomputed, and keeps its place
+    names = [("r0", 0), ("r0", 1), ("r1", 0), ("r1", 1), ("r2", 9), ("r3", 90)]
+    largest = torch.tensor([99.0, 5.0, 7.0, 0.0])
+    arguments: dict[str, Any] = {"tokens": tokens, "width": width, "row_names": names, "largest_name": ("r3", 90)}
+    policy = ResidualPolicy.for_dtype("bfloat16")
+    found = judge("layers.0.attn.o", "linear", policy, largest=largest, **arguments)
+    element, gain, norm = found.why.split("; ")[0], found.why.split("; ")[1], found.why.split("; ")[3]
+    assert element.endswith("(r3 position 90, channel 7)")
+    assert gain.startswith("r2 position 9 is 1.1 times")
+    assert norm.startswith("r1 position 0 is off by 0.2")
+    assert "token" not in found.why
+    broken = judge("layers.0.attn.o", "linear", policy, largest=torch.tensor([0.0, 5.0, 7.0, 1.0]), **arguments)
+    assert broken.row_name == ("r3", 90)
+    assert broken.why.startswith("1 element is not finite although the exact result is (r3 position 90, channel 7)")
+
+
+def test_a_channel_alone_names_no_row() -> None:
+    squares = torch.full((8,), 100.0)
+    gain = torch.where(torch.arange(8) == 6, 0.1, 0.0)
+    found = judge(
+        "layers.0.attn.o",
+        "linear",
+        ResidualPolicy.for_dtype("bfloat16"),
+        tokens=torch.tensor([[0.0, 8.0, 0.0]] * 100),
+        largest=torch.tensor([0.0, 0, 0, 0]),
+        channels=torch.stack([squares * gain**2, squares, squares * gain]),
+        channel_rows=100,
+        row_names=[("r0", row) for row in range(100)],
+    )
+    assert found.verdict == "beyond" and found.why.startswith("channel 6 is 1.1 times")
+    assert found.row_name is None and "position" not in found.why
+
+
+def test_the_fold_points_at_what_is_not_finite() -> None:
+    large, broken = torch.tensor([9.0, 3, 4, 0]), torch.tensor([2.0, 1, 7, 2])
+    assert largest_of([large, broken]).tolist() == [9.0, 1, 7, 2]
+    assert shown_by([large, broken]) == 1 and shown_by([broken, large]) == 0 and shown_by([large, large * 2]) == 1

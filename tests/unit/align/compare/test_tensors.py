@@ -10,7 +10,9 @@ import torch
 
 from adapters.base import RowSpan
 from align.checkpoints.table import structure_of
+from align.compare.locate import locate
 from align.compare.policy import TensorPolicy
+from align.compare.rows import RowKey
 from align.compare.tensors import TensorComparison, compare_traces
 from align.trace.digest import channel_signs, digest_tokens
 from align.trace.format import POSITIONS, TOKEN_DIGEST, TOKEN_IDS, TOKEN_SQUARES
@@ -49,7 +51,8 @@ def test_the_same_run_is_equal_whatever_its_batches(tmp_path: Path, reference: T
 
 def test_noise_is_within_and_drift_is_told(tmp_path: Path, reference: Trace) -> None:
     found = compare_traces(traces.write(tmp_path, noise=0.003), reference, POLICY)
-    floats = {name: verdict for name, verdict in verdicts(found).items() if "indices" not in name}
+    copies = ("embed", "key_states", "value_states", "indices")  # may not have any noise
+    floats = {name: verdict for name, verdict in verdicts(found).items() if not name.endswith(copies)}
     assert set(floats.values()) == {"within"}
     assert [layer for layer, _, _ in found.drift] == [0, 1]
     assert all(0.001 < carried < predicted for _, carried, predicted in found.drift)
@@ -202,3 +205,30 @@ def test_wrong_inputs_are_in_the_pairing(tmp_path: Path, reference: Trace) -> No
     found = compare_traces(traces.write(tmp_path, edit=feed), reference, POLICY)
     assert {one.key for one in found.pairing.inputs} == {POSITIONS}
     assert found.to_dict()["pairing"]["rows"] == 7
+
+
+def test_what_is_not_finite_on_both_sides_is_a_finding(tmp_path: Path) -> None:
+    def spoil(phase: str, step: int, tensors: Tensors) -> None:
+        if phase == "decode":
+            for name in ("layers.1.mlp.down", "final_in"):
+                tensors[name][1, 5] = torch.nan  # r0 position 3
+
+    one, other = traces.write(tmp_path / "a", edit=spoil), traces.write(tmp_path / "b", edit=spoil)
+    found = compare_traces(one, other, POLICY)
+    down = found.get("layers.1.mlp.down")
+    assert down is not None and down.verdict == "equal" and down.nonfinite_row == RowKey("r0", 3, 0)
+    assert down.why == "every element is equal; 1 elements are not finite, on both sides alike"
+    (finding,) = locate(found, {}, tokens_differ=False)
+    assert (finding.path, finding.kind, finding.side) == ("B", "nonfinite", None)
+    assert (finding.checkpoint, finding.requests, finding.positions) == ("layers.1.mlp.down", ("r0",), (3,))
+    assert finding.evidence["others"] == ["final_in"]
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_a_token_is_named_by_request_and_position(tmp_path: Path, reference: Trace) -> None:
+    def spoil(phase: str, step: int, tensors: Tensors) -> None:
+        if phase == "prefill":
+            tensors["layers.1.attn.out"][4] *= 2  # r1 position 1
+
+    found = compare_traces(traces.write(tmp_path, edit=spoil), reference, POLICY).get("layers.1.attn.out")
+    assert found is not None and "relative L2 of r1 position 1 1 >" in found.why

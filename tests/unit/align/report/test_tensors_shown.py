@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from align.checkpoints.table import structure_of
 from align.compare.policy import TensorPolicy
-from align.compare.tensors import TensorComparison, compare_traces
+from align.compare.tensors import CheckpointComparison, TensorComparison, compare_traces
 from align.findings import Finding
 from align.report import tensors as shown
 from tests.unit.align.compare import traces
@@ -108,3 +109,21 @@ def test_many_layers_show_both_ends_and_what_is_beyond(tmp_path: Path, monkeypat
     assert "layer 16" not in said
     assert "… 25 more layers: --verbose shows them" in said
     assert "layer 16" in text(found, verbose=True)
+
+
+def test_rows_without_a_partner_are_counted_by_reason(tmp_path: Path) -> None:
+    assert "rows: 7 compared\n" in text(compared(tmp_path / "whole"))
+    pair = traces.write(tmp_path / "a"), traces.write(tmp_path / "b", steps=traces.STEPS[:1])
+    found = compare_traces(*pair, TensorPolicy.derived("bfloat16", 2))
+    assert "rows: 5 compared; without a partner: 2 only on the candidate\n" in text(found)
+    out = io.StringIO()
+    shown.show_tensors(Console(file=out, width=200), found, surplus={"candidate": 2, "reference": 0})
+    assert "2 only on the candidate (computed ahead, behind the last token that was asked for)\n" in out.getvalue()
+
+
+def test_a_verdict_that_rests_on_digests_says_so() -> None:
+    near = CheckpointComparison("layers.0.attn.q", "within", "", layer=0, estimated=True)
+    assert shown._estimated("within", [near]) == " (estimated)"
+    far = replace(near, verdict="beyond", estimated=False)
+    assert shown._estimated("beyond", [near, far]) == ""
+    assert shown._estimated("within", [near, replace(near, estimated=False)]) == " (partly estimated)"

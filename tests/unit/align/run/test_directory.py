@@ -134,3 +134,15 @@ def test_every_disk_error_ends_with_what_to_do(tmp_path: Path) -> None:
         assert str(tmp_path) in error.message
         assert "--out" in error.hint
     assert "odd" in disk_error(OSError("odd"), tmp_path).message
+
+
+def test_nothing_is_taken_back_if_the_log_cannot_be_kept(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run", tmp_path, "x")
+    log = directory.write("engine.log", "why")
+    blocked = tmp_path / "file"
+    blocked.write_text("no directory")
+    with pytest.raises(OSError, match="exists"):
+        directory.withdraw(log, blocked)
+    assert log.read_text() == "why"
+    assert directory.withdraw(tmp_path / "run" / "no.log", tmp_path / "logs") is None
+    assert not directory.path.exists()

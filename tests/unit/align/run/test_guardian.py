@@ -109,10 +109,38 @@ def test_sweep_spares_whom_it_is_told_to(spawn: Callable[..., Any], run_id: str)
     assert processes.is_alive(stranger.pid)
 
 
-def test_sweep_names_what_it_could_not_end(run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guardian, "marked", lambda *_: [4_000_000])
+def test_sweep_names_what_it_could_not_end(
+    spawn: Callable[..., Any], run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, _ = spawn(command=("sleep", "60"))
+    monkeypatch.setattr(guardian, "_signal", lambda *_: None)
     monkeypatch.setattr(guardian, "_POLL_SECONDS", 0.001)
-    assert guardian.sweep(run_id, grace=0.01) == [4_000_000]
+    assert guardian.sweep(run_id, grace=0.01) == [process.pid]
+
+
+@pytest.mark.parametrize("parent_dies_first", [False, True])
+def test_a_child_that_lost_the_mark_is_ended(parent_dies_first: bool, spawn: Callable[..., Any], run_id: str) -> None:
+    """Ray's agents write their titles over the environment, and are left alone when their parent is killed."""
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    )
+    script = (
+        f"import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', {stubborn!r}], env={{}}, "
+        "stdout=subprocess.PIPE, text=True); child.stdout.readline(); print(child.pid, flush=True); time.sleep(60)"
+    )
+    parent, line = spawn(script)
+    child = int(line)
+    assert child not in guardian.marked(run_id)
+    family = guardian.Family(run_id)
+    assert family.living() == sorted([parent.pid, child])
+    if parent_dies_first:
+        parent.kill()
+        parent.wait()
+        assert family.living() == [child]
+        os.kill(child, signal.SIGKILL)
+    else:
+        assert guardian.sweep(run_id, grace=0.5) == []
+    processes.wait_until(lambda: not processes.is_alive(child))
 
 
 def guard(run_id: str, driver: int, temp: Path) -> subprocess.Popen[bytes]:

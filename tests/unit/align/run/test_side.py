@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -19,6 +20,7 @@ import pytest
 from adapters import probe
 from adapters.base import EngineSpec, Observation, Request
 from adapters.host import Failure
+from adapters.mistakes import Mistake, leave_mistake
 from adapters.probe.spec import CaptureSpec
 from align.errors import SideError, UserError
 from align.run import guardian
@@ -115,6 +117,49 @@ def test_a_failure_without_a_log(make: Callable[..., Any]) -> None:
     with pytest.raises(SideError) as caught:
         side.launch(SPEC)
     assert caught.value.log_tail == ()
+
+
+def test_a_mistake_of_the_user_is_told_without_the_log(make: Callable[..., Any]) -> None:
+    side, _, _ = make({"launch": Failure("Mistake", "no option blok_size", "Traceback …", "correct it")})
+    (side.directory / "engine.log").write_text("our own stack\n")
+    with pytest.raises(SideError) as caught:
+        side.launch(SPEC)
+    assert caught.value.message == "the candidate (lmdeploy) failed to launch: no option blok_size"
+    assert (caught.value.hint, caught.value.log_tail) == ("correct it", ())
+
+
+@pytest.mark.parametrize("answer", ["hangs", "wraps", "dies"])
+def test_a_mistake_that_a_worker_found(make: Callable[..., Any], answer: str) -> None:
+    """Whatever the engine makes of its worker's exception."""
+    side, actor, _ = make({})
+
+    def launch(spec: EngineSpec) -> Any:
+        leave_mistake(side.directory, Mistake("patch p.py: apply(ctx) failed", "correct the patch"))
+        if answer == "hangs":
+            actor.hang()
+        if answer == "dies":
+            raise fakes.ActorDiedError("gone")
+        return Failure("RuntimeError", "engine core failed, see above", "Traceback …")
+
+    actor.script["launch"] = launch
+    started = time.monotonic()
+    with pytest.raises(SideError) as caught:
+        side.launch(SPEC)
+    assert time.monotonic() - started < 5
+    assert caught.value.message == "the candidate (lmdeploy) failed to launch: patch p.py: apply(ctx) failed"
+    assert (caught.value.hint, caught.value.log_tail) == ("correct the patch", ())
+
+
+def test_what_this_side_alone_ran_with_is_the_first_suspect(make: Callable[..., Any]) -> None:
+    side, _, _ = make({"launch": Failure("AssertionError", "", "Traceback …")})
+    spec = dataclasses.replace(SPEC, options={"block_size": 7, "sampling.top_k": 5, "dtype": "x"}, patches=("/fix.py",))
+    with pytest.raises(SideError) as caught:
+        side.launch(spec)
+    assert caught.value.hint.startswith(
+        "leave out --set candidate.block_size=7 --set candidate.sampling.top_k=5 --set candidate.dtype=x "
+        "--patch candidate=/fix.py, which this side alone ran with"
+    )
+    assert str(side.directory / "engine.log") in caught.value.hint
 
 
 def test_a_full_disk_is_told_as_such(make: Callable[..., Any]) -> None:

@@ -110,7 +110,7 @@ def test_native_directories_of_two_engines_compare_as_the_canonical_ones(tmp_pat
         tensors["layers.1.attn.k"] = tensors["layers.1.attn.k"] * 2
 
     sides = {
-        "lmdeploy": traces.write(tmp_path / "a", tp=tp, noise=0.003, edit=double, about=ABOUT),
+        "lmdeploy": traces.write(tmp_path / "a", tp=tp, edit=double, about=ABOUT),
         "vllm": traces.write(tmp_path / "b", about={"engine": "vllm"}),
     }
     found = []
