@@ -113,6 +113,16 @@ def test_a_divergence_has_evidence_bounds_and_scope(tmp_path: Path, monkeypatch:
     assert "第 0 层" in clean(result, "zh")
 
 
+def test_the_problem_names_symptom_phase_and_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = made.Run(tmp_path / "run", monkeypatch, made.wrong_up).go().result(Answers(symptom="worse by 2 points"))
+    problem = section(clean(result, "en"), "Problem").splitlines()
+    said = {line.partition(":")[0]: line.partition(":")[2] for line in problem if line.startswith("* ")}
+    assert said["* Symptom"] == " worse by 2 points"
+    assert any(phase in said["* Phase"] for phase in ("prefill", "decode", "both"))
+    assert "Path B, operator precision" in said["* Module"]
+    assert "layers.1.mlp.up" in said["* Module"]
+
+
 def test_what_stopped_it_is_told_with_its_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made.Run(tmp_path / "run", monkeypatch, conditions=(recordings.condition("false"),)).go()
     text = clean(run.result(), "en")
