@@ -99,7 +99,7 @@ def _actor(pid: int) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("role", ["candidate", "reference"])
+@pytest.mark.parametrize("role", ["candidate", pytest.param("reference", marks=pytest.mark.extended)])
 def test_a_killed_engine_ends_the_command(role: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = _start(out)
@@ -120,7 +120,12 @@ def test_a_killed_engine_ends_the_command(role: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.extended),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
 )
 def test_an_interrupted_command_leaves_nothing(number: signal.Signals, code: int, tmp_path: Path) -> None:
     out = tmp_path / "out"

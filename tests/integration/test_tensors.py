@@ -102,6 +102,7 @@ def test_a_fault_is_named_with_its_side_and_place(fault: str, side: str, tmp_pat
         assert record["tensors"]["first_divergence"]["inputs_state"] in ("equal", "within")
 
 
+@pytest.mark.extended
 def test_lmdeploy_empties_the_padding_row(tmp_path: Path) -> None:
     """A true fault of lmdeploy 0.12.2: with untied weights the embedding of ``pad_token_id`` is set to zero."""
     info = resolve_model("qwen3")
@@ -145,6 +146,7 @@ def test_a_false_condition_is_named(name: str, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.extended
 def test_an_allowed_condition_marks_the_verdict(tmp_path: Path) -> None:
     given = ("--set", FALSE["prefix_caching"], "--allow", "prefix_caching", "--max-new-tokens", "2")
     done = run_align("run", *given, "--out", str(tmp_path / "out"))
