@@ -182,45 +182,11 @@ def _operators(comparison: TensorComparison, slots: Sequence[Finding]) -> list[F
         for side, added in checkpoint.added.items():
             if added.verdict == "beyond" and not _by_slots(side, checkpoint, slots):
                 groups[side, checkpoint.kind].append((checkpoint, added))
-    return [
-        _collective_finding(side, group) if _is_reduce(group[0][1]) else _operator_finding(side, group)
-        for (side, _), group in groups.items()
-    ]
+    return [_origin(side, group) for (side, _), group in groups.items()]
 
 
 def _is_reduce(added: Added) -> bool:
     return added.parts[0].residual.operator == OPERATOR
-
-
-def _collective_finding(side: str, group: Sequence[tuple[CheckpointComparison, Added]]) -> Finding:
-    checkpoint, added = group[0]
-    beyond = [part for part in added.parts if part.residual.verdict == "beyond"]
-    phases = {part.phase for part in beyond}
-    residual = beyond[0].residual
-    row = residual.row_name
-    return Finding(
-        "C",
-        "collective",
-        side=side,
-        checkpoint=checkpoint.name,
-        layer=checkpoint.layer,
-        phase=next(iter(phases)) if len(phases) == 1 else None,
-        requests=() if row is None else (row[0],),
-        positions=() if row is None else (row[1],),
-        ranks=tuple(sorted({part.rank for part in beyond})),
-        evidence={
-            "what": f"{residual.operator}: {added.why}",
-            "operator": residual.operator,
-            "ratio": residual.ratio,
-            "allowed": residual.allowed,
-            "rows": residual.rows,
-            "channel": residual.channel,
-            "layers": [other.layer for other, _ in group],
-            **_listed([other.name for other, _ in group[1:]]),
-        },
-        next=f"see what the {side} does between {checkpoint.name}_partial and {checkpoint.name}: "
-        "the reduce's operator, its group and its stream",
-    )
 
 
 def _by_slots(side: str, checkpoint: CheckpointComparison, slots: Sequence[Finding]) -> bool:
@@ -230,23 +196,22 @@ def _by_slots(side: str, checkpoint: CheckpointComparison, slots: Sequence[Findi
     )
 
 
-def _operator_finding(side: str, group: Sequence[tuple[CheckpointComparison, Added]]) -> Finding:
+def _origin(side: str, group: Sequence[tuple[CheckpointComparison, Added]]) -> Finding:
+    """The first of a group of operators that add more than rounding; a reduction is communication."""
     checkpoint, added = group[0]
     beyond = [part for part in added.parts if part.residual.verdict == "beyond"]
     phases = {part.phase for part in beyond}
     residual = beyond[0].residual
     row = residual.row_name
-    return Finding(
-        "B",
-        "operator",
-        side=side,
-        checkpoint=checkpoint.name,
-        layer=checkpoint.layer,
-        phase=next(iter(phases)) if len(phases) == 1 else None,
-        requests=() if row is None else (row[0],),
-        positions=() if row is None else (row[1],),
-        ranks=tuple(sorted({part.rank for part in beyond})),
-        evidence={
+    about: dict[str, Any] = {
+        "side": side,
+        "checkpoint": checkpoint.name,
+        "layer": checkpoint.layer,
+        "phase": next(iter(phases)) if len(phases) == 1 else None,
+        "requests": () if row is None else (row[0],),
+        "positions": () if row is None else (row[1],),
+        "ranks": tuple(sorted({part.rank for part in beyond})),
+        "evidence": {
             "what": f"{residual.operator}: {added.why}",
             "operator": residual.operator,
             "ratio": residual.ratio,
@@ -257,8 +222,13 @@ def _operator_finding(side: str, group: Sequence[tuple[CheckpointComparison, Add
             "layers": [other.layer for other, _ in group],
             **_listed([other.name for other, _ in group[1:]]),
         },
-        next=f"read how the {side} calls {residual.operator} for {checkpoint.name}: arguments, order, dtype and shape",
-    )
+    }
+    if _is_reduce(added):
+        between = f"between {checkpoint.name}_partial and {checkpoint.name}"
+        look = f"see what the {side} does {between}: the reduce's operator, its group and its stream"
+        return Finding("C", "collective", **about, next=look)
+    called = f"how the {side} calls {residual.operator} for {checkpoint.name}"
+    return Finding("B", "operator", **about, next=f"read {called}: arguments, order, dtype and shape")
 
 
 # ------------------------------------------------------------------------------------------------------- unexplained

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,8 +138,8 @@ def _execution_mode(report: Report) -> Derived:
     condition = _observed(report, "eager")
     if condition is None:
         return None, {}
-    words: Callable[[Any], str] = {True: "eager", False: "graph"}.get  # type: ignore[assignment]
-    modes = {side: words(value) for side, value in condition.observed.items()}
+    words = {True: "eager", False: "graph"}
+    modes = {side: words.get(value) for side, value in condition.observed.items()}
     if None in modes.values() or not modes:
         return None, plain(modes)
     if len(set(modes.values())) == 1:
