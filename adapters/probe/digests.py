@@ -9,8 +9,8 @@ from torch import Tensor
 
 from adapters.base import RowSpan
 from align.checkpoints.shards import Shard
-from align.checkpoints.table import Name, kinds
-from align.trace.digest import channel_signs, digest_channels, digest_tokens, token_signs
+from align.checkpoints.table import kinds
+from align.trace.digest import channel_signs, digest, token_signs
 from align.trace.format import CHANNEL_DIGEST, CHANNEL_SQUARES, TOKEN_DIGEST, TOKEN_SQUARES
 
 
@@ -18,16 +18,15 @@ class DigestPass:
     """The digests of one run and rank.
 
     Args:
-        names: the checkpoints of the model.
         shards: this rank's part of each kind that is split.
         seed: of the signs; the same on every rank and side.
     """
 
-    def __init__(self, names: Iterable[Name], shards: Mapping[str, Shard], seed: int) -> None:
-        self._names = [name for name in names if not name.kind.integer]
+    def __init__(self, shards: Mapping[str, Shard], seed: int) -> None:
         self._shards, self._seed = shards, seed
         self._signs: dict[str, Tensor] = {}
-        self._sums: dict[str, dict[str, Tensor]] = {}
+        #: Phase → kind → sums ``[layers, 4, C]`` and ``[layers, C]``, and the layers that they hold.
+        self._sums: dict[str, dict[str, _Sums]] = {}
 
     def _channel_signs(self, kind: str, channels: Sequence[int]) -> Tensor:
         """``[C, 8]`` for this rank's channels, by their place in the whole tensor."""
@@ -57,32 +56,20 @@ class DigestPass:
             Keys of a step file.
         """
         spans = [(row.request, row.start + at, row.occurrence) for row in rows for at in range(row.count)]
-        lasts = [(row.request, row.start + row.count - 1, row.occurrence) for row in rows]
-        signs = {"tokens": self._token_signs(spans), "requests": self._token_signs(lasts)}
+        signs = self._token_signs(spans)
         sums = self._sums.setdefault(phase, {})
-        tokens: dict[str, tuple[Tensor, Tensor]] = {}
-        channels: dict[str, tuple[Tensor, Tensor]] = {}
-        for kind in present:
+        found: dict[str, Tensor] = {}
+        for kind, layers in present.items():
             if kinds()[kind].integer:
                 continue
-            flat = values[kind].flatten(2)
-            tokens[kind] = digest_tokens(flat, self._channel_signs(kind, values[kind].shape[2:]))
-            if kinds()[kind].axes[0] == "tokens":  # the vocabulary's channels would outweigh all others
-                channels[kind] = digest_channels(flat, signs["tokens"])
-        found: dict[str, Tensor] = {}
-        for name in self._names:
-            kind, layer = name.kind.name, 0 if name.layer is None else name.layer
-            if layer not in present.get(kind, ()):
-                continue
-            projected, squares = tokens[kind]
-            found[f"{name}{TOKEN_DIGEST}"] = projected[layer]
-            found[f"{name}{TOKEN_SQUARES}"] = squares[layer]
-            if kind in channels:
-                shape = values[kind].shape[2:]
-                for suffix, part in zip((CHANNEL_DIGEST, CHANNEL_SQUARES), channels[kind], strict=True):
-                    term = part[layer].unflatten(-1, shape)
-                    key = f"{name}{suffix}"
-                    sums[key] = term.clone() if key not in sums else sums[key].add_(term)
+            flat, shape = values[kind].flatten(2), values[kind].shape[2:]
+            along = kinds()[kind].axes[0] == "tokens"  # the vocabulary's channels would outweigh all others
+            parts = digest(flat, self._channel_signs(kind, shape), signs if along else None)
+            for layer in sorted(layers):
+                name = kinds()[kind].at(layer if kinds()[kind].per_layer else None)
+                found[f"{name}{TOKEN_DIGEST}"], found[f"{name}{TOKEN_SQUARES}"] = parts[0][layer], parts[1][layer]
+            if along:
+                sums.setdefault(kind, _Sums(tuple(shape))).add(parts[2], parts[3], layers)
         return found
 
     def _token_signs(self, rows: Sequence[tuple[str, int, int]]) -> Tensor:
@@ -90,8 +77,36 @@ class DigestPass:
         return token_signs(list(requests), list(positions), list(occurrences), self._seed)
 
     def accumulated(self, phase: str) -> dict[str, Tensor]:
-        """Channel digests over the steps of a phase."""
-        return dict(self._sums.get(phase, {}))
+        """Channel digests over the steps of a phase, copied."""
+        found = {}
+        for kind, sums in self._sums.get(phase, {}).items():
+            for layer in sorted(sums.layers):
+                name = kinds()[kind].at(layer if kinds()[kind].per_layer else None)
+                for suffix, part in ((CHANNEL_DIGEST, sums.projected), (CHANNEL_SQUARES, sums.squares)):
+                    found[f"{name}{suffix}"] = part[layer].unflatten(-1, sums.shape).clone()
+        return found
+
+
+class _Sums:
+    """Sums over steps of one kind."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.layers: set[int] = set()
+        self.projected = self.squares = torch.empty(0)
+
+    def add(self, projected: Tensor, squares: Tensor, layers: Iterable[int]) -> None:
+        """Add a step's ``[L, 4, C]`` and ``[L, C]``, of which only ``layers`` mean something."""
+        known = sorted(layers)
+        if not self.layers:
+            self.projected, self.squares = torch.zeros_like(projected), torch.zeros_like(squares)
+        whole = len(known) == len(projected)
+        for total, part in ((self.projected, projected), (self.squares, squares)):
+            if whole:
+                total += part
+            else:
+                total[known] += part[known]
+        self.layers.update(known)
 
 
 def _product(sizes: Sequence[int]) -> int:

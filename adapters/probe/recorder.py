@@ -49,7 +49,8 @@ class Recorder:
         self._writer: TraceWriter | None = None
         self._names = list(structure.names())
         self._kept: frozenset[str] = frozenset()
-        self._wanted: frozenset[str] = frozenset()
+        #: Kind → layers (None for what exists once) that something is made of.
+        self._wanted: dict[str, set[int | None]] = {}
         self._buffers: dict[str, Tensor] = {}
         self._residual: ResidualPass | None = None
         self._digest: DigestPass | None = None
@@ -88,9 +89,10 @@ class Recorder:
             str(name) for name in self._names if any(fnmatchcase(str(name), pattern) for pattern in spec.values)
         )
         everything = spec.residual or spec.digest
-        self._wanted = frozenset(
-            name.kind.name for name in self._names if everything or name.kind.integer or str(name) in self._kept
-        )
+        self._wanted = {}
+        for name in self._names:
+            if everything or name.kind.integer or str(name) in self._kept:
+                self._wanted.setdefault(name.kind.name, set()).add(name.layer)
         self._residual = self._digest = None
         if spec.residual:
             self._residual = ResidualPass(
@@ -98,7 +100,7 @@ class Recorder:
             )
             self._residual.begin(run)
         if spec.digest:
-            self._digest = DigestPass(self._names, parts, spec.seed)
+            self._digest = DigestPass(parts, spec.seed)
 
     def reorder(self, requests: Sequence[str]) -> None:
         """The engine batches the step's spans in this order."""
@@ -115,8 +117,13 @@ class Recorder:
 
     # ------------------------------------------------------------------------------------------------------ taps
 
-    def wants(self, checkpoint: str) -> bool:
-        return checkpoint in self._wanted or checkpoint not in kinds()
+    def wants(self, checkpoint: str, layer: int | None) -> bool:
+        """Whether something is made of it. An unknown layer is: its record then says that it is unknown."""
+        kind = kinds().get(checkpoint)
+        if kind is None:
+            return True
+        wanted = self._wanted.get(checkpoint, set())
+        return layer in wanted if kind.per_layer == (layer is not None) else bool(wanted)
 
     def put(self, checkpoint: str, layer: int | None, value: Any) -> None:
         """Copy one canonical tensor ``[T or more, …]``; the first of a name in a step counts."""
@@ -128,8 +135,6 @@ class Recorder:
             return
         if kind.per_layer != (layer is not None):
             raise ValueError("it is not known which layer this is of" if kind.per_layer else "it belongs to no layer")
-        if not (self._residual or self._digest or kind.integer) and kind.at(layer) not in self._kept:
-            return
         rows = len(step.rows) if checkpoint == "logits" else step.count
         if value.shape[0] < rows:
             raise ValueError(f"{value.shape[0]} rows were seen, the step has {rows}")

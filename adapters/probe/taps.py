@@ -73,7 +73,7 @@ class Sink(Protocol):
     @property
     def active(self) -> bool: ...
 
-    def wants(self, checkpoint: str) -> bool: ...
+    def wants(self, checkpoint: str, layer: int | None) -> bool: ...
 
     def put(self, checkpoint: str, layer: int | None, value: Any) -> None: ...
 
@@ -236,7 +236,7 @@ class Taps:
     def _take(self, one: _Armed, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         layer = self._layer if one.shared else one.layer
         checkpoint = one.tap.checkpoint
-        if not self._sink.wants(checkpoint):
+        if not self._sink.wants(checkpoint, layer):
             return
         try:
             value = one.pick(args, kwargs, result)

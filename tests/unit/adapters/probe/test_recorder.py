@@ -57,7 +57,7 @@ def test_every_value_is_kept_as_it_was(tmp_path: Path) -> None:
 def test_patterns_choose_the_values(tmp_path: Path, patterns: tuple[str, ...], kept: set[str], digest: bool) -> None:
     recorder = new()
     recorder.begin(plain(tmp_path, *patterns, digest=digest), 1, 0, "prefill", ROWS)
-    feed(recorder, {key: value for key, value in tensors().items() if recorder.wants(key[0])})
+    feed(recorder, {key: value for key, value in tensors().items() if recorder.wants(*key)})
     recorder.end()
     found, entry = one_step(tmp_path)
     ids = {"token_ids", "positions", f"layers.0.{SLOTS}", f"layers.1.{SLOTS}"}
@@ -71,9 +71,12 @@ def test_patterns_choose_the_values(tmp_path: Path, patterns: tuple[str, ...], k
 def test_what_nobody_needs_is_not_wanted(tmp_path: Path) -> None:
     recorder = new()
     recorder.begin(plain(tmp_path, "layers.1.attn.q"), 1, 0, "prefill", ROWS)
-    assert [recorder.wants(one) for one in ("attn.q", "attn.k", SLOTS, "token_ids")] == [True, False, True, True]
+    asked = [("attn.q", 1), ("attn.q", 0), ("attn.k", 1), (SLOTS, 0), ("token_ids", None), ("embed", None)]
+    assert [recorder.wants(*one) for one in asked] == [True, False, False, True, True, False]
+    assert recorder.wants("attn.q", None), "a layer that is not known is told"
+    assert not recorder.wants("attn.k", None)
     recorder.begin(plain(tmp_path, residual=True), 2, 0, "prefill", ROWS)
-    assert recorder.wants("attn.k")
+    assert recorder.wants("attn.k", 0) and recorder.wants("embed", None)
 
 
 def test_a_value_is_copied_when_it_is_seen(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Sink:
         self.seen: dict[tuple[str, int | None], Any] = {}
         self.failures: dict[tuple[str, int | None], Exception] = {}
 
-    def wants(self, checkpoint: str) -> bool:
+    def wants(self, checkpoint: str, layer: int | None) -> bool:
         return checkpoint != self.unwanted
 
     def put(self, checkpoint: str, layer: int | None, value: Any) -> None:
