@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -35,6 +35,7 @@ class Known:
         lang: of the report.
         tensors: whether tensors were to be compared.
         to_stdout: print the result there; nothing else is printed there then.
+        argv: the command as it was typed.
     """
 
     device: str
@@ -42,6 +43,7 @@ class Known:
     lang: str
     tensors: bool
     to_stdout: bool = False
+    argv: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
     extras: Mapping[str, SideExtras] = field(default_factory=dict)
     case: Case | None = None
     info: ModelInfo | None = None
@@ -60,7 +62,7 @@ class Known:
         result = result_of(
             self.report,
             ground_of_run(self.case, self.info, self.outcome, self.device, self.extras, path),
-            Command(sys.argv, self.started, path, next_step, self.tensors),
+            Command(self.argv, self.started, path, next_step, self.tensors),
             self.answers,
         )
         try:
@@ -74,12 +76,20 @@ class Known:
 
     def _write(self, directory: RunDirectory, result: Result) -> None:
         if self.case is not None and self.info is not None and self.outcome is not None:
-            tokens = tokens_record(self.outcome)
-            if tokens:
-                directory.write_json(TOKENS, tokens)
-            directory.write_json(RUN, run_record(self.case, self.info, self.outcome, self.report, sys.argv))
+            self.keep_tokens()
+            directory.write_json(RUN, run_record(self.case, self.info, self.outcome, self.report, list(self.argv)))
         directory.write(REPORT, render(result, self.lang))
         directory.write(RESULT, text_of(result))
+
+    def keep_tokens(self) -> None:
+        """Write the tokens that are known.
+
+        Raises:
+            UserError: the disk is full or not writable.
+        """
+        tokens = {} if self.outcome is None else tokens_record(self.outcome)
+        if tokens and self.directory is not None:
+            self.directory.write_json(TOKENS, tokens)
 
     def leave_after(self, error: BaseException) -> None:
         """The same of a run that did not end by itself; ``error`` stays the news, whatever else goes wrong."""
@@ -90,6 +100,8 @@ class Known:
             reason = f"a defect of align: {type(error).__name__}: {error}"
         else:
             reason = "interrupted"
+            if self.directory is not None:
+                hint = f"align resume {self.directory.path}"
         self.report.reason = self.report.reason or reason
         try:
             self.leave(hint)

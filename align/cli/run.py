@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from align.cli.options import (
     interpreters_for,
     numerics_of,
     policy_name,
+    refuse_ladder,
 )
 from align.conditions import require_names
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
@@ -34,11 +36,13 @@ from align.models.resolve import resolve_model
 from align.report import prompts, terminal
 from align.report.document import language
 from align.report.live import LiveProgress
-from align.run.directory import RunDirectory
+from align.report.steps import expected_steps
+from align.run.directory import CASE, REQUEST, RunDirectory
 from align.run.flow import Flow, Wishes, check_recordable
 from align.run.judge import coverage_demanded
-from align.run.plan import SIMULATED, check_device, check_launchable
+from align.run.plan import SIMULATED, check_device, check_launchable, generations_along
 from align.run.report import Report
+from align.run.request import RunRequest, digests, patch_files
 from align.run.session import Session
 from align.run.side import Limits
 from envs.home import align_home
@@ -83,6 +87,15 @@ class RunSettings:
     interactive: bool = False
     lang: str = "en"
     json: bool = False
+    ladder: bool = False
+    #: Instead of a new directory: that of a run which is taken up again.
+    reopened: RunDirectory | None = None
+    #: As it was typed, where it is not this process's own.
+    command: tuple[str, ...] | None = None
+    #: Whether the user named the model and the layout, where the options do not tell.
+    named: tuple[bool, bool] | None = None
+    #: Ids by request that the recording follows.
+    along: Mapping[str, tuple[int, ...]] | None = None
 
 
 def execute(settings: RunSettings) -> int:
@@ -91,29 +104,47 @@ def execute(settings: RunSettings) -> int:
     Raises:
         UserError, EnvError: what must change before the command can succeed.
     """
-    lang = language(settings.lang)
     if settings.interactive:
         given = asdict(settings)
         found = interview(
             given | {"tp": settings.layout[0]}, settings.case_file is not None, ask_on_terminal, is_terminal()
         )
         settings = _answered(settings, found)
-    model, layout = settings.model is not None, any(size is not None for size in settings.layout)
-    case_given = settings.case_file is not None
-    answers = answers_of(asdict(settings), model or case_given, layout or case_given)
-    known = Known(settings.device, answers, lang, settings.tensors, settings.json)
+    known = known_of(settings)
     try:
         report = _run(settings, known)
     except BaseException as error:
         known.leave_after(error)
+        if known.directory is not None and not isinstance(error, Exception):
+            sys.stderr.write(f"next: align resume {known.directory.path}\n")
         raise
+    finally:
+        if known.directory is not None:
+            known.directory.close()
     return EXIT_ALIGNED if report.verdict == "aligned" else EXIT_DIVERGED
+
+
+def known_of(settings: RunSettings) -> Known:
+    """What is known before anything is done.
+
+    Raises:
+        UserError: an answer that is none, or a language that is not written.
+    """
+    case_given = settings.case_file is not None
+    model, layout = settings.named or (
+        settings.model is not None or case_given,
+        any(size is not None for size in settings.layout) or case_given,
+    )
+    argv = tuple(sys.argv) if settings.command is None else settings.command
+    answers = answers_of(vars(settings), model, layout)
+    return Known(settings.device, answers, language(settings.lang), settings.tensors, settings.json, argv)
 
 
 def _run(settings: RunSettings, known: Known) -> Report:
     """The same; ``known`` is filled on the way, and written once there is a verdict."""
     # emoji: a text such as ":smile:" is shown as it is.
     console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False, stderr=settings.json)
+    refuse_ladder(settings.ladder, settings.layout)
     check_seconds(launch_timeout=settings.launch_timeout, step_timeout=settings.step_timeout)
     wishes = _wishes(settings)
     known.extras = extras = extras_of(settings.sets, settings.patches)
@@ -131,15 +162,16 @@ def _run(settings: RunSettings, known: Known) -> Report:
             if os.environ.get(variable):
                 console.print(f"[yellow]{variable} is not used on the simulated NPU; add DEVICE=ascend[/yellow]")
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", info.name)
-    directory = RunDirectory(settings.out, align_home() / "runs", label)
+    directory = settings.reopened or RunDirectory(settings.out, align_home() / "runs", label)
     known.directory = directory
-    directory.write("case.json", case.to_text())
+    directory.write(CASE, case.to_text())
+    directory.write(REQUEST, _request(settings, info, known).to_text())
     prompts.show_prompts(console, made.prompts, settings.verbose)
     limits = Limits(launch=settings.launch_timeout, step=settings.step_timeout)
     engines = {role: interpreter.engine for role, interpreter in interpreters.items()}
-    with LiveProgress(console, engines, settings.quiet) as watcher:
+    with LiveProgress(console, engines, settings.quiet, expected_steps(case)) as watcher:
         session = Session(case, info, interpreters, directory.path, limits, watcher, extras)
-        flow = Flow(session, case, info, wishes)
+        flow = Flow(session, case, info, wishes, known.keep_tokens)
         known.outcome, known.report = session.outcome, flow.report
         report = flow.run()
     known.leave(terminal.next_step(report, "CASE=RUN/case.json"))
@@ -181,6 +213,38 @@ def _wishes(settings: RunSettings) -> Wishes:
         values=settings.capture,
         budget=budget_bytes(settings.values_budget),
         min_coverage=coverage_demanded(settings.min_coverage),
+        along=None if settings.along is None else generations_along(settings.along),
+    )
+
+
+def _request(settings: RunSettings, info: ModelInfo, known: Known) -> RunRequest:
+    """What ``align resume`` needs besides the case."""
+    patches = tuple(f"{role}={file}" for role, extras in known.extras.items() for file in extras.patches)
+    return RunRequest(
+        command=tuple(known.argv),
+        fingerprint=info.fingerprint,
+        device=settings.device,
+        sets=settings.sets,
+        patches=patches,
+        patch_sha256=digests(patch_files(patches)),
+        allow=settings.allow,
+        policy=settings.policy,
+        min_coverage=settings.min_coverage,
+        tensors=settings.tensors,
+        capture=settings.capture,
+        values_budget=settings.values_budget,
+        replay=settings.replay,
+        launch_timeout=settings.launch_timeout,
+        step_timeout=settings.step_timeout,
+        symptom=settings.symptom,
+        onset=settings.onset,
+        batching=settings.batching,
+        stage=settings.stage,
+        baseline=settings.baseline,
+        named_model=known.answers.model,
+        named_layout=known.answers.layout,
+        lang=settings.lang,
+        along=None if settings.along is None else dict(settings.along),
     )
 
 

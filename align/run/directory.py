@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import shutil
+from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,13 @@ def disk_error(error: OSError, path: Path) -> UserError:
     return UserError(f"{path} cannot be written: {error.strerror or error}", "choose another directory with --out")
 
 
+CASE, REQUEST = "case.json", "request.json"
+
+
 class RunDirectory:
-    """``case.json``, ``run.json``, ``tokens.json``, and one directory per side.
+    """``case.json``, ``request.json``, ``run.json``, ``tokens.json``, and one directory per side.
+
+    While it is in use it is locked, as long as this process lives: two commands never write into one directory.
 
     Args:
         path: a directory that does not exist yet or is empty; ``None`` makes one below ``runs``.
@@ -33,7 +40,7 @@ class RunDirectory:
         label: part of a made name, such as the model.
 
     Raises:
-        UserError: the directory holds something already, or cannot be made.
+        UserError: the directory holds something already, another command uses it, or it cannot be made.
     """
 
     def __init__(self, path: Path | None, runs: Path, label: str) -> None:
@@ -45,6 +52,41 @@ class RunDirectory:
         self._made = False
         try:
             self._make(unique=made)
+            self._lock = _locked(self.path)
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+
+    @classmethod
+    def reopen(cls, path: Path) -> RunDirectory:
+        """A directory that an earlier command made.
+
+        Raises:
+            UserError: it is not there, or another command is using it.
+        """
+        found = cls.__new__(cls)
+        found.path, found._made = path.absolute(), True
+        try:
+            found._lock = _locked(found.path)
+        except OSError as error:
+            raise disk_error(error, found.path) from error
+        return found
+
+    def close(self) -> None:
+        """Let others use it. Safe to call twice."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def clear(self, keep: Collection[str]) -> None:
+        """Remove everything but the files named.
+
+        Raises:
+            UserError: something cannot be removed.
+        """
+        try:
+            for entry in self.path.iterdir():
+                if entry.name not in keep:
+                    _remove(entry)
         except OSError as error:
             raise disk_error(error, self.path) from error
 
@@ -60,10 +102,7 @@ class RunDirectory:
                 if not unique:
                     if self.path.is_dir() and not any(self.path.iterdir()):
                         return
-                    raise UserError(
-                        f"{self.path} is not an empty directory",
-                        "choose another --out, or remove it: results of two runs are never mixed",
-                    ) from None
+                    raise UserError(f"{self.path} is not an empty directory", _occupied(self.path)) from None
                 number += 1
                 self.path = base.with_name(f"{base.name}-{number}")
 
@@ -81,7 +120,7 @@ class RunDirectory:
         return target
 
     def withdraw(self, log: Path, keep: Path) -> Path | None:
-        """Take back everything that the run wrote, so that the same command finds the directory as it was.
+        """Take back everything that the run wrote, so that the same command finds the directory as it was, unlocked.
 
         Args:
             log: a file in the directory that people may still want; it need not exist.
@@ -101,13 +140,61 @@ class RunDirectory:
             kept = keep / f"{stamp}-{self.path.name}-{os.getpid()}-{log.name}"
             shutil.move(log, kept)
         for entry in self.path.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
+            _remove(entry)
         if self._made:
             self.path.rmdir()
+        self.close()
         return kept
 
     def write_json(self, name: str, value: Any) -> Path:
         return self.write(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _remove(entry: Path) -> None:
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink()
+
+
+def _occupied(path: Path) -> str:
+    """What to do about a directory that holds something."""
+    if (path / REQUEST).is_file():
+        return f"go on with the run that it holds: align resume {path}; or choose another --out"
+    return "choose another --out, or remove it: results of two runs are never mixed"
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor that holds the lock; ``None`` where the file system has no locks.
+
+    Raises:
+        UserError: another process holds it.
+        OSError: the directory cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return descriptor
+    except BlockingIOError:
+        holder = _holder(os.fstat(descriptor))
+        os.close(descriptor)
+        who = "another command" if holder is None else f"process {holder}"
+        raise UserError(
+            f"{path} is in use by {who}", "wait until it has ended" + ("" if holder is None else f", or: kill {holder}")
+        ) from None
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            return None
+        raise
+
+
+def _holder(status: os.stat_result) -> int | None:
+    """The process that the kernel names as the holder of a lock on a file, if it does."""
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            fields = line.split()
+            if fields[1:2] == ["FLOCK"] and fields[5] == place and int(fields[4]) > 0:
+                return int(fields[4])
+    return None

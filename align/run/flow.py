@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from adapters.base import RunResult
+from adapters.base import Generation, RunResult
 from align.case.schema import Case
 from align.checkpoints.table import Structure, structure_of
 from align.compare.noise import NoisePolicy
@@ -41,6 +41,7 @@ class Wishes:
         values: patterns of checkpoints whose values are kept; empty leaves it to the budget.
         budget: bytes of values per side.
         min_coverage: percent of the checkpoints without which nothing is called aligned.
+        along: what the recording follows, instead of what the reference generates.
     """
 
     tensors: bool = True
@@ -50,6 +51,7 @@ class Wishes:
     values: tuple[str, ...] = ()
     budget: int = DEFAULT_BUDGET_MB * 10**6
     min_coverage: float = DEFAULT_COVERAGE
+    along: tuple[Generation, ...] | None = None
 
 
 def structure_or_none(info: ModelInfo, tp: int) -> Structure | None:
@@ -77,10 +79,13 @@ class Flow:
 
     Args:
         session: not yet entered; it has both sides.
+        keep: called when there are new tokens, which should outlive whatever comes next.
     """
 
-    def __init__(self, session: Session, case: Case, info: ModelInfo, wishes: Wishes) -> None:
-        self._session, self._case, self._info, self._wishes = session, case, info, wishes
+    def __init__(
+        self, session: Session, case: Case, info: ModelInfo, wishes: Wishes, keep: Callable[[], None] = lambda: None
+    ) -> None:
+        self._session, self._case, self._info, self._wishes, self._keep = session, case, info, wishes, keep
         self._structure = check_recordable(info, case.layout.tp) if wishes.tensors else None
         self._certifier = Certifier(case, info, structure_or_none(info, case.layout.tp), wishes.allow)
         self.report = Report(min_coverage=wishes.min_coverage if wishes.tensors else None)
@@ -119,6 +124,7 @@ class Flow:
                 self._blame_conditions(error.side)
                 raise
             session.observe()
+        self._keep()
         with report.timed("conditions"):
             self._certify(ran=True)
         with report.timed("generate again"):
@@ -129,7 +135,7 @@ class Flow:
             self._tensors(self._structure)
         elif self._wants_replay():
             with report.timed("replay"):
-                session.replay()
+                session.replay(self._wishes.along)
             self._compare("replay", {role: side.replay for role, side in session.outcome.sides.items()})
 
     def _certify(
@@ -185,14 +191,16 @@ class Flow:
     # ----------------------------------------------------------------------------------------------------- tensors
 
     def _tensors(self, structure: Structure) -> None:
-        requests, wishes, report = self._session.forced(), self._wishes, self.report
+        wishes, report = self._wishes, self.report
+        requests = self._session.forced(wishes.along)
         directories = {role: self._session.directories[role] / TRACE for role in self._session.roles}
         looks = {
             role: first_look(directory, structure, requests, wishes.budget, wishes.values)
             for role, directory in directories.items()
         }
         with report.timed("record"):
-            self._session.replay(captures=looks)
+            self._session.replay(wishes.along, looks)
+        self._keep()
         self._compare("replay", {role: side.replay for role, side in self._session.outcome.sides.items()})
         self._judge(directories)
         names = accused(report.tensors, report.findings)
@@ -204,20 +212,20 @@ class Flow:
             # A trace without its manifest is none: a second recording that breaks off must not look whole.
             (directory / MANIFEST).unlink()
         with report.timed("record again"):
-            self._session.replay(captures=wanted)
-        self._judge(directories)
+            self._session.replay(wishes.along, wanted)
+        self._judge(directories, look=2)
 
-    def _judge(self, directories: Mapping[str, Path]) -> None:
+    def _judge(self, directories: Mapping[str, Path], look: int = 1) -> None:
         report = self.report
         self._session.say("compare", "tensors, from layer 0 upward")
         with report.timed("compare"), ExitStack() as stack:
-            self._write_manifests(directories)
+            self._write_manifests(directories, look)
             traces = {
                 role: stack.enter_context(closing(open_trace(directory))) for role, directory in directories.items()
             }
             report.surplus = {role: require_rows(role, trace) for role, trace in traces.items()}
             self._certify(ran=True, inputs={role: recorded_prompts(trace) for role, trace in traces.items()})
-            self._write_manifests(directories)  # with what the recorded inputs say about the conditions
+            self._write_manifests(directories, look)  # with what the recorded inputs say about the conditions
             report.bytes = {role: trace_bytes(directory) for role, directory in directories.items()}
             report.tensors, report.findings = judge_tensors(
                 traces["candidate"],
@@ -227,7 +235,7 @@ class Flow:
                 lambda where: self._session.say("compare", where),
             )
 
-    def _write_manifests(self, directories: Mapping[str, Path]) -> None:
+    def _write_manifests(self, directories: Mapping[str, Path], look: int) -> None:
         stable = {one.side: one for one in self.report.stability}
         for role, directory in directories.items():
             content = manifest(
@@ -239,6 +247,7 @@ class Flow:
                 checkpoint_files=self._certifier.files(self._info.path),
                 stable=stable[role],
                 conditions=[condition.to_dict() for condition in self.report.conditions],
+                look=look,
             )
             write_manifest(directory, content)
 

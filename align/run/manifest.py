@@ -35,6 +35,7 @@ def manifest(
     checkpoint_files: Mapping[str, str],
     stable: Stability | None = None,
     conditions: Sequence[Mapping[str, Any]] = (),
+    look: int = 1,
 ) -> dict[str, Any]:
     """The manifest of one side, JSON-able.
 
@@ -43,6 +44,7 @@ def manifest(
         checkpoint_files: SHA-256 by file name.
         stable: whether the side repeats itself.
         conditions: as they were judged in this run, with both sides; empty if the side ran alone.
+        look: 2 if this is the recording that also kept the values of what was accused by the first.
     """
     assert side.launched is not None and side.spec is not None, "a side that never started has no trace"
     runs = {FREE: side.free, AGAIN: side.again, REPLAY: side.replay}
@@ -64,6 +66,8 @@ def manifest(
             for one in case.requests
         ],
         "spec": asdict(side.spec),
+        "launched": asdict(side.launched),
+        "look": look,
         "capture": asdict(side.captures[-1]) if side.captures else None,
         "checkpoint_files": dict(checkpoint_files),
         "observations": [asdict(one) for one in side.observations],

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from adapters.base import SIDES, EngineSpec, Generation, Request
+from adapters.base import SIDES, EngineSpec, Generation, Request, TokenStep
 from adapters.host import ADAPTERS
 from align.case.capacity import capacity
 from align.case.schema import Case, Numerics
@@ -142,6 +142,14 @@ def without_side(text: str, role: str) -> str:
 
 def _as_typed(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def generations_along(ids: Mapping[str, Iterable[int]]) -> tuple[Generation, ...]:
+    """Ids by request as if they had been generated."""
+    return tuple(
+        Generation(request, tuple(TokenStep(chosen=token, greedy=token, top=()) for token in tokens))
+        for request, tokens in ids.items()
+    )
 
 
 def forced_along(requests: tuple[Request, ...], generations: Iterable[Generation]) -> tuple[Request, ...]:

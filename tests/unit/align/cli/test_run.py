@@ -81,7 +81,8 @@ class FakeSession:
         for role, side in self.outcome.sides.items():
             side.again = self._result(self.again.get(role, self.free[role]))
 
-    def replay(self) -> None:
+    def replay(self, along: Any = None) -> None:
+        self.along = along
         self.stages.append("replay")
         for role, side in self.outcome.sides.items():
             side.replay = self._result(self.forced[role])
@@ -256,7 +257,7 @@ def test_an_aligned_run(align: Callable[..., Any], checkpoint: Path, tmp_path: P
     assert (code, err) == (0, "")
     assert "aligned: lmdeploy and vllm generate the same 12 greedy tokens for 4 requests" in text
     assert "\x1b[" not in text
-    left = ["case.json", "report.md", "result.json", "run.json", "tokens.json"]
+    left = ["case.json", "report.md", "request.json", "result.json", "run.json", "tokens.json"]
     assert sorted(path.name for path in out.iterdir()) == left
     record = json.loads((out / "run.json").read_text())
     assert record["verdict"] == "aligned"
@@ -335,7 +336,13 @@ def test_a_failed_side_keeps_what_is_known(align: Callable[..., Any], checkpoint
     assert code == 2
     assert "last words" in err
     assert FakeSession.made[0].stages == ["launch", "closed"]
-    assert sorted(path.name for path in out.iterdir()) == ["case.json", "report.md", "result.json", "run.json"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "case.json",
+        "report.md",
+        "request.json",
+        "result.json",
+        "run.json",
+    ]
     record = json.loads((out / "run.json").read_text())
     assert (record["verdict"], record["reason"]) == ("not comparable", "the candidate died")
     assert record["sides"]["reference"]["launched"] is not None, "what is known is kept"
@@ -358,7 +365,7 @@ def test_a_disk_that_fills_up(
     assert code == 2
     assert "no space is left" in err
     assert "Traceback" not in err
-    assert [path.name for path in out.iterdir()] == ["case.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["case.json", "request.json"]
 
 
 def test_a_side_that_does_not_repeat_itself_is_not_comparable(

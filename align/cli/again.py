@@ -1,0 +1,78 @@
+"""Commands that take an earlier run up: their options. Work is imported by the command that needs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from align.cli.commands import Allow, Budget, Capture, Debug, Quiet, Verbose
+from align.cli.errors import guarded
+
+Run = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="Directory of a run. Default: the newest.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print result.json on standard output, and everything else on standard error.")
+]
+
+
+def resume_command(
+    run: Run = None, json: Json = False, quiet: Quiet = False, verbose: Verbose = False, debug: Debug = False
+) -> None:
+    """Go on with a run that was interrupted: killed, stopped with Ctrl-C, or out of disk.
+
+    Case and options are those of the run. Recordings that are whole are judged without the engines; otherwise both
+    engines are started again, because a launch has to show that it repeats itself. A run that ended says its verdict.
+
+    Examples: `align resume` (the newest run) · `align resume RUN`
+    """
+    from align.cli import resume as work
+
+    settings = work.ResumeSettings(run, json, quiet, verbose)
+    raise typer.Exit(guarded(lambda: work.resume(settings), debug))
+
+
+def replay_command(
+    run: Run = None,
+    along: Annotated[str, typer.Option(help="Whose tokens are followed: candidate or reference.")] = "reference",
+    out: Annotated[
+        Path | None, typer.Option(help="New directory for the results. Default: one below the cache's runs/.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SIDE.NAME=VALUE", help="More engine options, as in align run.")
+    ] = None,
+    patch: Annotated[
+        list[str] | None, typer.Option(metavar="SIDE=FILE", help="More patches, as in align run: try a fix.")
+    ] = None,
+    allow: Allow = None,
+    capture: Capture = None,
+    values_budget: Budget = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Run an earlier run's case and options again, along the tokens that one of its sides generated then.
+
+    Tensors are compared row by row, so both engines must be fed the same tokens. This feeds those of the earlier run,
+    whatever the engines generate now: to see a divergence again after something was changed, to keep other values, or
+    to go along the candidate's wrong tokens.
+
+    Examples: `align replay RUN --patch candidate=fix.py` · `align replay RUN --along candidate --capture 'layers.3.*'`
+    """
+    from align.cli import resume as work
+
+    settings = work.ReplaySettings(
+        run=run,
+        along=along,
+        out=out,
+        sets=tuple(set_ or ()),
+        patches=tuple(patch or ()),
+        allow=tuple(allow or ()),
+        capture=tuple(capture or ()),
+        values_budget=values_budget,
+        json=json,
+        quiet=quiet,
+        verbose=verbose,
+    )
+    raise typer.Exit(guarded(lambda: work.replay(settings), debug))

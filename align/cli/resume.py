@@ -1,0 +1,214 @@
+"""``align resume`` and ``align replay``: an earlier run, taken up or repeated as it was asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from adapters.base import SIDES
+from align.case.schema import load_case
+from align.cli import run
+from align.cli.leave import RESULT, TOKENS
+from align.cli.options import extras_of, policy_name
+from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
+from align.models.resolve import resolve_model
+from align.report import terminal
+from align.run.directory import CASE, REQUEST, RunDirectory
+from align.run.manifest import generation_of
+from align.run.request import RunRequest, last_run, load_request
+from align.run.resume import Judged, judge_traces, verdict_on_disk, whole_traces
+
+#: Runs that a replay can follow, in tokens.json.
+_FREE = "free"
+
+
+@dataclass(frozen=True)
+class ResumeSettings:
+    """The options of ``align resume``."""
+
+    run: Path | None
+    json: bool
+    quiet: bool
+    verbose: bool
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """The options of ``align replay``; what is empty is as in the earlier run."""
+
+    run: Path | None
+    along: str
+    out: Path | None
+    sets: tuple[str, ...]
+    patches: tuple[str, ...]
+    allow: tuple[str, ...]
+    capture: tuple[str, ...]
+    values_budget: int | None
+    json: bool
+    quiet: bool
+    verbose: bool
+
+
+def resume(settings: ResumeSettings) -> int:
+    """Go on with a run, and return the exit code.
+
+    Raises:
+        UserError: there is no such run, it is in use, or what it was made of has changed.
+    """
+    console = Console(quiet=settings.quiet, soft_wrap=True, emoji=False, stderr=settings.json, highlight=False)
+    path = (settings.run or last_run()).absolute()
+    request = load_request(path)
+    directory = RunDirectory.reopen(path)
+    try:
+        ended = verdict_on_disk(path / RESULT)
+        if ended is not None:
+            console.print(f"{path} has ended: {ended['verdict']}", markup=False)
+            console.print(f"next: read {path / 'report.md'}; or run the case again: align run --case {path / CASE}")
+            if settings.json:
+                sys.stdout.write((path / RESULT).read_text(encoding="utf-8"))
+            return _exit_code(ended["verdict"])
+        case = load_case(path / CASE)
+        request.check_patches()
+        info = resolve_model(case.model, lambda line: console.print(line, markup=False))
+        if info.fingerprint != request.fingerprint:
+            raise UserError(
+                f"the model {case.model} is not what it was when the run began",
+                f"start a new run: align run --case {path / CASE}",
+            )
+        again = _settings(request, path, settings)
+        traces, why = whole_traces(path) if request.tensors else ({}, "tokens are generated again")
+        if traces:
+            console.print(f"both recordings of {path} are whole: they are judged without the engines", markup=False)
+            judged, why = judge_traces(
+                traces, request.allow, policy_name(request.policy), request.min_coverage, lambda where: None
+            )
+            if judged is not None:
+                return _finish(replace(again, reopened=directory), judged, console)
+        console.print(f"the engines of {path} are started again: {why}", markup=False)
+        directory.clear((CASE, REQUEST))
+    except BaseException:
+        directory.close()
+        raise
+    return run.execute(replace(again, reopened=directory))
+
+
+def _finish(settings: run.RunSettings, judged: Judged, console: Console) -> int:
+    """Leave what the run would have left, from its recordings."""
+    directory = settings.reopened
+    assert directory is not None and settings.case_file is not None
+    known = run.known_of(settings)
+    known.directory, known.outcome, known.report = directory, judged.outcome, judged.report
+    known.extras = extras_of(settings.sets, settings.patches)
+    known.case = load_case(settings.case_file)
+    known.info = resolve_model(known.case.model, lambda line: None)
+    with contextlib.closing(directory):
+        if judged.error is not None:
+            known.leave_after(judged.error)
+            raise judged.error
+        assert judged.compared is not None
+        compared = judged.compared
+        known.leave(terminal.next_step(judged.report, f"CASE={settings.case_file}"))
+        if settings.quiet and not settings.json:
+            simulated = " (simulated)" if compared.simulated else ""
+            print(f"{judged.report.verdict}{simulated}: {terminal.sentence(*compared.engines, judged.report)}")
+        elif not settings.quiet:
+            terminal.show_comparison(
+                console, compared.engines, judged.report, compared.simulated, compared.generated, settings.verbose
+            )
+            console.print(f"run directory: {directory.path} (report.md, result.json)", markup=False)
+    return _exit_code(judged.report.verdict)
+
+
+def _exit_code(verdict: str) -> int:
+    return EXIT_ALIGNED if verdict == "aligned" else EXIT_DIVERGED
+
+
+def _settings(request: RunRequest, path: Path, asked: ResumeSettings | ReplaySettings) -> run.RunSettings:
+    """The options of the run as it was asked for."""
+    return run.RunSettings(
+        model=None,
+        prompts=None,
+        case_file=path / CASE,
+        device=request.device,
+        dtype=None,
+        layout=(None, None, None),
+        max_new_tokens=None,
+        block_size=None,
+        numerics=(),
+        sets=request.sets,
+        patches=request.patches,
+        allow=request.allow,
+        policy=request.policy,
+        min_coverage=request.min_coverage,
+        tensors=request.tensors,
+        capture=request.capture,
+        values_budget=request.values_budget,
+        replay=request.replay,
+        out=None,
+        launch_timeout=request.launch_timeout,
+        step_timeout=request.step_timeout,
+        quiet=asked.quiet,
+        verbose=asked.verbose,
+        symptom=request.symptom,
+        onset=request.onset,
+        batching=request.batching,
+        stage=request.stage,
+        baseline=request.baseline,
+        lang=request.lang,
+        json=asked.json,
+        command=request.command,
+        named=(request.named_model, request.named_layout),
+        along=request.along,
+    )
+
+
+def replay(settings: ReplaySettings) -> int:
+    """Repeat a run along the tokens that one of its sides generated, and return the exit code.
+
+    Raises:
+        UserError: there is no such run, or it left no tokens.
+    """
+    path = (settings.run or last_run()).absolute()
+    if settings.along not in SIDES:
+        raise UserError(f"--along {settings.along} is no side", f"choose one of {', '.join(SIDES)}")
+    request = load_request(path)
+    base = _settings(request, path, settings)
+    return run.execute(
+        replace(
+            base,
+            out=settings.out,
+            sets=(*request.sets, *settings.sets),
+            patches=(*request.patches, *settings.patches),
+            allow=(*request.allow, *settings.allow),
+            capture=settings.capture or request.capture,
+            values_budget=request.values_budget if settings.values_budget is None else settings.values_budget,
+            tensors=True,
+            replay="auto",
+            command=None,
+            along=_generated(path, settings.along),
+        )
+    )
+
+
+def _generated(path: Path, role: str) -> dict[str, tuple[int, ...]]:
+    """Ids by request that a side of a run generated.
+
+    Raises:
+        UserError: the run got no tokens, or its file is damaged.
+    """
+    file = path / TOKENS
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8"))[_FREE][role]["generations"]
+        found = {one.request: one.token_ids for one in map(generation_of, rows)}
+    except FileNotFoundError:
+        raise UserError(f"{path} holds no tokens to follow: there is no {TOKENS}", f"align resume {path}") from None
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{file} cannot be followed: {error}", f"run it again: align run --case {path / CASE}"
+        ) from error
+    return found

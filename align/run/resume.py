@@ -1,0 +1,117 @@
+"""What an interrupted run left, and the verdict where its recordings are whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from adapters.base import SIDES, EngineSpec
+from adapters.host import Launched
+from adapters.probe.spec import CaptureSpec
+from align.errors import UserError
+from align.run.complete import require_rows
+from align.run.judge import accused
+from align.run.manifest import observations_of
+from align.run.offline import Compared, Offline
+from align.run.outcome import Outcome, SideOutcome
+from align.run.recording import second_look
+from align.run.report import Report
+from align.run.traces import TRACE, open_trace
+from align.trace.format import MANIFEST
+from align.trace.reader import DamagedFileError
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A verdict without engines.
+
+    Attributes:
+        report: as the run's own.
+        outcome: the sides, as far as their recordings say.
+        compared: what the summary shows; ``None`` where ``error`` stopped the comparison.
+    """
+
+    report: Report
+    outcome: Outcome
+    compared: Compared | None = None
+    error: UserError | None = None
+
+
+def whole_traces(directory: Path) -> tuple[dict[str, Path], str]:
+    """The traces of both sides, if every row of both was recorded; otherwise nothing, and the reason."""
+    found = {}
+    for role in SIDES:
+        place = directory / role / TRACE
+        if not (place / MANIFEST).is_file():
+            return {}, f"the {role} has no whole recording"
+        try:
+            with closing(open_trace(place)) as trace:
+                require_rows(role, trace)
+        except (UserError, KeyError, TypeError, ValueError) as error:
+            return {}, error.message if isinstance(error, UserError) else f"{place} cannot be read: {error}"
+        found[role] = place
+    return found, ""
+
+
+def judge_traces(
+    traces: Mapping[str, Path],
+    allow: tuple[str, ...],
+    policy: Literal["derived", "seed"],
+    min_coverage: float,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[Judged | None, str]:
+    """Judge whole recordings as the run would have gone on to.
+
+    Returns:
+        ``None`` and the reason, where the engines are needed once more: a file is damaged, or what is accused has to
+        be recorded with its values.
+    """
+    offline = Offline(allow, policy, min_coverage)
+    error: UserError | None = None
+    compared = None
+    try:
+        compared = offline.run(traces, progress)
+    except UserError as stopped:
+        if isinstance(stopped.__cause__, DamagedFileError):
+            return None, stopped.message
+        error = stopped
+    report = offline.report
+    if error is None:
+        names = accused(report.tensors, report.findings)
+        for role, content in offline.manifests.items():
+            if content.get("look") == 1 and second_look(_capture_of(content), names) is not None:
+                return None, f"the {role}'s values of what is accused were not recorded yet"
+    outcome = Outcome({role: _side_of(content) for role, content in offline.manifests.items()})
+    return Judged(report, outcome, compared, error), ""
+
+
+def _capture_of(content: Mapping[str, Any]) -> CaptureSpec:
+    plain = dict(content["capture"])
+    return CaptureSpec(**{**plain, "values": tuple(plain["values"])})
+
+
+def _side_of(content: Mapping[str, Any]) -> SideOutcome:
+    """A side as its manifest has it, without its tokens: those are on disk already."""
+    launched = dict(content["launched"])
+    spec = dict(content["spec"])
+    return SideOutcome(
+        content["engine"],
+        spec=EngineSpec(**{**spec, "patches": tuple(spec["patches"])}),
+        launched=Launched(**{**launched, "workers": tuple(launched["workers"])}),
+        observations=observations_of(content),
+        captures=[_capture_of(content)],
+    )
+
+
+def verdict_on_disk(result: Path) -> dict[str, Any] | None:
+    """The ``result.json`` of a run that ended with a verdict; ``None`` if it did not."""
+    try:
+        content = json.loads(result.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    ended = isinstance(content, dict) and content.get("verdict") in ("aligned", "diverged")
+    return content if ended else None
