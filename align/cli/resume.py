@@ -63,8 +63,7 @@ def resume(settings: ResumeSettings) -> int:
     console = Console(quiet=settings.quiet, soft_wrap=True, emoji=False, stderr=settings.json, highlight=False)
     path = (settings.run or last_run()).absolute()
     request = load_request(path)
-    directory = RunDirectory.reopen(path)
-    try:
+    with contextlib.closing(RunDirectory.reopen(path)) as directory:
         ended = verdict_on_disk(path / RESULT)
         if ended is not None:
             console.print(f"{path} has ended: {ended['verdict']}", markup=False)
@@ -91,10 +90,7 @@ def resume(settings: ResumeSettings) -> int:
                 return _finish(replace(again, reopened=directory), judged, console)
         console.print(f"the engines of {path} are started again: {why}", markup=False)
         directory.clear((CASE, REQUEST))
-    except BaseException:
-        directory.close()
-        raise
-    return run.execute(replace(again, reopened=directory))
+        return run.execute(replace(again, reopened=directory))
 
 
 def _finish(settings: run.RunSettings, judged: Judged, console: Console) -> int:
@@ -106,21 +102,20 @@ def _finish(settings: run.RunSettings, judged: Judged, console: Console) -> int:
     known.extras = extras_of(settings.sets, settings.patches)
     known.case = load_case(settings.case_file)
     known.info = resolve_model(known.case.model, lambda line: None)
-    with contextlib.closing(directory):
-        if judged.error is not None:
-            known.leave_after(judged.error)
-            raise judged.error
-        assert judged.compared is not None
-        compared = judged.compared
-        known.leave(terminal.next_step(judged.report, f"CASE={settings.case_file}"))
-        if settings.quiet and not settings.json:
-            simulated = " (simulated)" if compared.simulated else ""
-            print(f"{judged.report.verdict}{simulated}: {terminal.sentence(*compared.engines, judged.report)}")
-        elif not settings.quiet:
-            terminal.show_comparison(
-                console, compared.engines, judged.report, compared.simulated, compared.generated, settings.verbose
-            )
-            console.print(f"run directory: {directory.path} (report.md, result.json)", markup=False)
+    if judged.error is not None:
+        known.leave_after(judged.error)
+        raise judged.error
+    assert judged.compared is not None
+    compared = judged.compared
+    known.leave(terminal.next_step(judged.report, f"CASE={settings.case_file}"))
+    if settings.quiet and not settings.json:
+        simulated = " (simulated)" if compared.simulated else ""
+        print(f"{judged.report.verdict}{simulated}: {terminal.sentence(*compared.engines, judged.report)}")
+    elif not settings.quiet:
+        terminal.show_comparison(
+            console, compared.engines, judged.report, compared.simulated, compared.generated, settings.verbose
+        )
+        console.print(f"run directory: {directory.path} (report.md, result.json)", markup=False)
     return _exit_code(judged.report.verdict)
 
 

@@ -104,7 +104,7 @@ def steps(*ids: int, margin: float = 1.0, chosen: tuple[int, ...] = ()) -> list[
 def align(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
 ) -> Iterator[Callable[..., Any]]:
-    """Runs ``align run …`` in this process; answers ``(exit code, output, errors)``."""
+    """Runs ``align run …``, or another command that is named, in this process; ``(exit code, output, errors)``."""
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setenv("ALIGN_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
@@ -131,7 +131,8 @@ def align(
         monkeypatch.setattr(FakeSession, name, value, raising=False)
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["align", "run", *arguments])
+        command = () if arguments[:1] in (("resume",), ("replay",)) else ("run",)
+        monkeypatch.setattr(sys, "argv", ["align", *command, *arguments])
         with pytest.raises(SystemExit) as caught:
             main()
         out, err = capsys.readouterr()

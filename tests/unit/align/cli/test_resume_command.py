@@ -1,0 +1,161 @@
+"""``align resume`` and ``align replay`` without engines: what they take over from the earlier run, and refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from align.errors import SideError
+from align.run.directory import RunDirectory
+from tests.unit.align.cli import test_run
+from tests.unit.align.cli.test_run import IDS, TOKENS, FakeSession, steps
+
+align, checkpoint = test_run.align, test_run.checkpoint
+Align = Callable[..., Any]
+
+
+def record(path: Path) -> dict[str, Any]:
+    content = json.loads((path / "result.json").read_text())
+    assert isinstance(content, dict)
+    return content
+
+
+def interrupted(align: Align, checkpoint: Path, out: Path, *options: str) -> None:
+    """A run that Ctrl-C ends while the engines start."""
+    FakeSession.error = KeyboardInterrupt()
+    code, _, err = align(*TOKENS, "--model", str(checkpoint), "--out", str(out), *options)
+    assert code == 130
+    assert f"next: align resume {out}" in err
+    FakeSession.error = None
+    FakeSession.made.clear()
+
+
+def test_an_interrupted_run_is_taken_up_as_it_was_asked_for(align: Align, checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = (
+        "--max-new-tokens",
+        "3",
+        "--numerics",
+        "candidate=native",
+        "--set",
+        "candidate.x=1",
+        "--step-timeout",
+        "9",
+    )
+    interrupted(align, checkpoint, out, *options, "--symptom", "wrong words", "--lang", "zh")
+    assert record(out)["next"] == f"align resume {out}" or "align resume" in record(out)["next"]
+    (out / "half.json.tmp").write_text("{")
+    code, text, _ = align("resume", str(out))
+    assert code == 0
+    assert "are started again" in text
+    (session,) = FakeSession.made
+    assert session.directory == out
+    assert session.interpreters["candidate"].env["ALIGN_SIMNPU_NUMERICS"] == "native"
+    assert dict(session.extras["candidate"].options) == {"x": 1}
+    assert session.limits.step == 9.0
+    assert not (out / "half.json.tmp").exists()
+    result = record(out)
+    assert result["verdict"] == "aligned"
+    assert result["command"][1] == "run", "the command that makes it again, and not the one that took it up"
+    assert {"wrong words"} <= {fact["value"] for fact in result["facts"]}
+    assert "问题" in (out / "report.md").read_text()
+
+
+def test_it_says_the_same_as_a_run_that_was_not_interrupted(align: Align, checkpoint: Path, tmp_path: Path) -> None:
+    interrupted(align, checkpoint, tmp_path / "one")
+    assert align("resume", str(tmp_path / "one"))[0] == 0
+    assert align(*TOKENS, "--model", str(checkpoint), "--out", str(tmp_path / "two"))[0] == 0
+    one, two = (record(tmp_path / name) for name in ("one", "two"))
+    for own in ("timing", "environment"):
+        one.pop(own), two.pop(own)
+    assert one == two
+
+
+def test_a_run_that_ended_says_its_verdict(align: Align, checkpoint: Path, tmp_path: Path) -> None:
+    FakeSession.free = {"candidate": steps(4, 50, 6), "reference": steps(*IDS)}
+    FakeSession.forced = {"candidate": steps(4, 50, 6, chosen=IDS), "reference": steps(*IDS)}
+    out = tmp_path / "out"
+    assert align(*TOKENS, "--model", str(checkpoint), "--out", str(out))[0] == 1
+    FakeSession.made.clear()
+    code, text, _ = align("resume", str(out))
+    assert (code, FakeSession.made) == (1, [])
+    assert "has ended: diverged" in text
+    code, text, _ = align("resume", str(out), "--json")
+    assert (code, json.loads(text)) == (1, record(out))
+
+
+def test_the_newest_run_is_taken_up_by_default(align: Align, checkpoint: Path) -> None:
+    FakeSession.error = SideError("candidate", "the candidate died", "read its log")
+    assert align(*TOKENS, "--model", str(checkpoint))[0] == 2
+    FakeSession.error = None
+    directory = FakeSession.made[0].directory
+    assert align("resume", "--quiet")[0] == 0
+    assert FakeSession.made[1].directory == directory
+
+
+def test_a_run_that_is_in_use_is_refused(align: Align, checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    interrupted(align, checkpoint, out)
+    held = RunDirectory.reopen(out)
+    code, _, err = align("resume", str(out))
+    assert code == 2
+    assert "is in use by" in err
+    held.close()
+    assert align("resume", str(out))[0] == 0
+
+
+def test_a_model_that_changed_is_refused(align: Align, checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    interrupted(align, checkpoint, out)
+    request = json.loads((out / "request.json").read_text())
+    (out / "request.json").write_text(json.dumps(request | {"fingerprint": "another"}))
+    code, _, err = align("resume", str(out))
+    assert code == 2
+    assert "is not what it was when the run began" in err
+    assert FakeSession.made == []
+
+
+def test_a_directory_without_a_run_is_refused(align: Align, tmp_path: Path) -> None:
+    for command in ("resume", "replay"):
+        code, _, err = align(command, str(tmp_path))
+        assert code == 2
+        assert "holds no run that can be taken up" in err
+
+
+@pytest.mark.parametrize("role", ["reference", "candidate"])
+def test_a_replay_follows_the_earlier_tokens(
+    align: Align, checkpoint: Path, tmp_path: Path, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeSession.free = {"candidate": steps(4, 50, 6), "reference": steps(*IDS)}
+    out = tmp_path / "out"
+    assert (
+        align(*TOKENS, "--model", str(checkpoint), "--out", str(out), "--replay", "never", "--allow", "dtype")[0] == 1
+    )
+    seen: list[Any] = []
+
+    def flow(session: Any, case: Any, info: Any, wishes: Any, keep: Any) -> Any:
+        seen.append(wishes)
+        raise SideError("candidate", "enough", "look")
+
+    monkeypatch.setattr("align.cli.run.Flow", flow)
+    align("replay", str(out), "--along", role, "--out", str(tmp_path / "new"), "--capture", "layers.0.*")
+    (wishes,) = seen
+    expected = (4, 50, 6) if role == "candidate" else IDS
+    assert {one.request: one.token_ids for one in wishes.along} == dict.fromkeys(("r0", "r1", "r2", "r3"), expected)
+    assert wishes.tensors and wishes.values == ("layers.0.*",) and wishes.allow == ("dtype",)
+    request = json.loads((tmp_path / "new" / "request.json").read_text())
+    assert request["along"] == {name: list(expected) for name in ("r0", "r1", "r2", "r3")}
+
+
+def test_a_replay_needs_tokens(align: Align, checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    interrupted(align, checkpoint, out)
+    code, _, err = align("replay", str(out))
+    assert code == 2
+    assert "holds no tokens to follow" in err
+    code, _, err = align("replay", str(out), "--along", "vllm")
+    assert "choose one of candidate, reference" in err
