@@ -145,7 +145,7 @@ def test_only_a_verdict_ends_a_run(tmp_path: Path, text: str | None, verdict: st
     assert (None if found is None else found["verdict"]) == verdict
 
 
-def test_a_run_follows_given_tokens(session: Scripted, tmp_path: Path) -> None:
+def test_a_run_follows_given_tokens(session: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     along = recordings.generations()
     seen: list[Any] = []
     replay = session.replay
@@ -154,7 +154,7 @@ def test_a_run_follows_given_tokens(session: Scripted, tmp_path: Path) -> None:
         seen.append(given)
         replay(given, captures)
 
-    session.replay = watched  # type: ignore[method-assign]
+    monkeypatch.setattr(session, "replay", watched)
     run(session, along=along)
     assert seen == [along]
     content = json.loads((tmp_path / "reference" / "trace" / MANIFEST).read_text())
