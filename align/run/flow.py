@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from adapters.base import Generation, RunResult
+from adapters.probe.spec import CaptureSpec
 from align.case.schema import Case
 from align.checkpoints.table import Structure, structure_of
 from align.compare.noise import NoisePolicy
@@ -17,16 +18,18 @@ from align.conditions import refuse
 from align.errors import SideError, UserError
 from align.models.info import ModelInfo
 from align.run.certify import Certifier, recorded_prompts
+from align.run.closer import record_alone
 from align.run.complete import require_rows
-from align.run.judge import DEFAULT_COVERAGE, accused, judge_tensors, refuse_uncovered
+from align.run.judge import DEFAULT_COVERAGE, judge_tensors, refuse_uncovered
 from align.run.manifest import manifest, write_manifest
-from align.run.recording import DEFAULT_BUDGET_MB, first_look, second_look
+from align.run.recording import DEFAULT_BUDGET_MB, first_look
 from align.run.report import Report
 from align.run.session import Session
 from align.run.stability import refuse_unstable, stability
 from align.run.traces import TRACE, open_trace, trace_bytes
 from align.run.verdict import overall_verdict, tokens_verdict
 from align.trace.format import MANIFEST
+from align.walk.planner import Look, first_look_closer, headline_of, look_after_alone
 
 
 @dataclass(frozen=True)
@@ -203,16 +206,47 @@ class Flow:
         self._keep()
         self._compare("replay", {role: side.replay for role, side in self._session.outcome.sides.items()})
         self._judge(directories)
-        names = accused(report.tensors, report.findings)
-        again = {role: second_look(look, names) for role, look in looks.items()}
-        wanted = {role: look for role, look in again.items() if look is not None}
-        if not wanted:
-            return
+        look = first_look_closer(
+            report.findings,
+            report.tensors,
+            report.comparisons["replay"],
+            [request.name for request in self._case.requests],
+            structure,
+            looks["candidate"].values,
+        )
+        if look is not None and look.kind == "alone":
+            with report.timed("record alone"):
+                self._alone(look)
+            assert report.alone is not None
+            look = look_after_alone(look, report.alone.reproduced, looks["candidate"].values)
+        if look is not None:
+            self._together(look, looks, directories)
+
+    def _alone(self, look: Look) -> None:
+        """The request that shows it by itself, with the values that tell more (seed 003: a single request first)."""
+        report = self.report
+        headline = headline_of(report.findings, look.checkpoint)
+        report.alone = record_alone(
+            self._session,
+            self._case,
+            self._info,
+            look,
+            headline,
+            along=self._wishes.along,
+            policy=self._wishes.policy,
+            checkpoint_files=self._certifier.files(self._info.path),
+            stable={one.side: one for one in report.stability},
+            say=lambda where: self._session.say("compare", f"{look.requests[0]} alone: {where}"),
+        )
+
+    def _together(self, look: Look, looks: Mapping[str, CaptureSpec], directories: Mapping[str, Path]) -> None:
+        """The whole batch once more, with the values that tell more: it takes the place of the first recording."""
+        again = {role: replace(first, values=(*first.values, *look.values)) for role, first in looks.items()}
         for directory in directories.values():
             # A trace without its manifest is none: a second recording that breaks off must not look whole.
             (directory / MANIFEST).unlink()
-        with report.timed("record again"):
-            self._session.replay(wishes.along, wanted)
+        with self.report.timed("record again"):
+            self._session.replay(self._wishes.along, again)
         self._judge(directories, look=2)
 
     def _judge(self, directories: Mapping[str, Path], look: int = 1) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 
-from align.checkpoints.table import Name, parse
 from align.compare.coverage import percent_text
 from align.compare.locate import locate
 from align.compare.policy import TensorPolicy
@@ -144,17 +143,3 @@ def _mend(tensors: TensorComparison, demanded: float) -> str:
             "checkpoint, its log says what was not found there, and --capture '*' keeps values instead of digests"
         )
     return "record the values of both sides again: --values-budget MB, or --capture '*'"
-
-
-def accused(tensors: TensorComparison | None, findings: Iterable[Finding]) -> tuple[Name, ...]:
-    """Checkpoints that a closer look would help with: where the findings point, then what is beyond, in order."""
-    names = [finding.checkpoint for finding in findings if finding.checkpoint is not None]
-    if tensors is not None:
-        names += [one.name for one in tensors.checkpoints if one.verdict == "beyond"]
-    found = []
-    for name in dict.fromkeys(names):
-        try:
-            found.append(parse(name))
-        except ValueError:  # hand-written files have names of their own
-            continue
-    return tuple(found)

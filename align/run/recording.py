@@ -1,15 +1,14 @@
-"""What a run records: which checkpoints keep their values within a budget, and what a second look keeps."""
+"""What a run records: which checkpoints keep their values within a budget."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from adapters.base import Request
 from adapters.probe.spec import CaptureSpec
-from align.checkpoints.table import Kind, Name, Structure, kinds
+from align.checkpoints.table import Kind, Structure, kinds
 
 #: Values of one side that a run keeps at most unless told otherwise, in megabytes (10^6 bytes).
 DEFAULT_BUDGET_MB = 512
@@ -82,18 +81,3 @@ def first_look(
     """
     chosen = tuple(values) or default_values(structure, requests, budget)
     return CaptureSpec(str(directory.absolute()), values=chosen)
-
-
-def second_look(first: CaptureSpec, accused: Iterable[Name], limit: int = 2) -> CaptureSpec | None:
-    """A capture that also keeps the values of the accused checkpoints' layers, or ``None`` if nothing is missing.
-
-    Args:
-        accused: checkpoints beyond what rounding allows, worst or earliest first.
-        limit: layers added at most; the earliest accusation matters most.
-    """
-    layers = list(
-        dict.fromkeys(name.layer for name in accused if name.layer is not None and not kept(str(name), first.values))
-    )
-    if not layers:
-        return None
-    return replace(first, values=(*first.values, *(layer_pattern(layer) for layer in layers[:limit])))

@@ -13,6 +13,7 @@ from align.conditions import Condition
 from align.findings import Finding
 from align.run.stability import Stability
 from align.run.verdict import Verdict
+from align.walk.alone import Alone
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Report:
         findings: what is wrong, the headline first.
         min_coverage: percent of the checkpoints without which nothing is called aligned; ``None`` if none was demanded.
         surplus: rows by role that a side computed ahead of what was asked for; they have no partner, and need none.
+        alone: what the request that shows the headline does by itself; ``None`` if it was not tried.
         remarks: what the user should know about how the recordings were given.
         bytes: written by each side's last capture.
         seconds: by stage.
@@ -59,6 +61,7 @@ class Report:
     findings: tuple[Finding, ...] = ()
     min_coverage: float | None = None
     surplus: dict[str, int] = field(default_factory=dict)
+    alone: Alone | None = None
     remarks: tuple[str, ...] = ()
     bytes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)

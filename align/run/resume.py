@@ -13,16 +13,16 @@ from adapters.base import SIDES, EngineSpec
 from adapters.host import Launched
 from adapters.probe.spec import CaptureSpec
 from align.errors import UserError
+from align.run.closer import CLOSER, judge_alone
 from align.run.complete import require_rows
-from align.run.judge import accused
 from align.run.manifest import observations_of
 from align.run.offline import Compared, Offline
 from align.run.outcome import Outcome, SideOutcome
-from align.run.recording import second_look
 from align.run.report import Report
 from align.run.traces import TRACE, open_trace
 from align.trace.format import MANIFEST
 from align.trace.reader import DamagedFileError
+from align.walk.planner import first_look_closer, headline_of, look_after_alone
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,39 @@ def judge_traces(
         if isinstance(stopped.__cause__, DamagedFileError):
             return None, stopped.message
         error = stopped
-    report = offline.report
     if error is None:
-        names = accused(report.tensors, report.findings)
-        for role, content in offline.manifests.items():
-            if content.get("look") == 1 and second_look(_capture_of(content), names) is not None:
-                return None, f"the {role}'s values of what is accused were not recorded yet"
+        why = _closer(offline, traces, policy)
+        if why:
+            return None, why
     outcome = Outcome({role: _side_of(content) for role, content in offline.manifests.items()})
-    return Judged(report, outcome, compared, error), ""
+    return Judged(offline.report, outcome, compared, error), ""
+
+
+def _closer(offline: Offline, traces: Mapping[str, Path], policy: Literal["derived", "seed"]) -> str:
+    """Take in what was recorded of the headline's request by itself; the reason why engines are needed, if they are."""
+    report, content = offline.report, offline.manifests["candidate"]
+    with closing(open_trace(traces["reference"])) as trace:
+        structure = trace.structure
+    kept = _capture_of(content).values
+    look = first_look_closer(
+        report.findings,
+        report.tensors,
+        report.comparisons["replay"],
+        [one["name"] for one in content["requests"]],
+        structure,
+        kept,
+    )
+    if look is not None and look.kind == "alone":
+        directories = {role: path.with_name(CLOSER) for role, path in traces.items()}
+        if not all((path / MANIFEST).is_file() for path in directories.values()):
+            return f"{look.requests[0]} was not recorded by itself yet"
+        try:
+            headline = headline_of(report.findings, look.checkpoint)
+            report.alone = judge_alone(directories, look, headline, policy)
+        except UserError as error:
+            return error.message
+        look = look_after_alone(look, report.alone.reproduced, kept)
+    return "" if look is None or content.get("look") == 2 else "the values of what is accused were not recorded yet"
 
 
 def _capture_of(content: Mapping[str, Any]) -> CaptureSpec:

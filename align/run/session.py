@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from adapters.base import SIDES, Generation, Request
+from adapters.base import SIDES, Generation, Request, RunResult
 from adapters.probe.spec import CaptureSpec
 from align.case.schema import Case
 from align.models.info import ModelInfo
@@ -170,7 +171,9 @@ class Session:
         self._each(run, {"generate": "generate again"})
 
     def replay(
-        self, along: tuple[Generation, ...] | None = None, captures: Mapping[str, CaptureSpec] | None = None
+        self,
+        along: tuple[Generation, ...] | None = None,
+        captures: Mapping[str, CaptureSpec] | None = None,
     ) -> None:
         """Teacher-forced generation of all sides along the same ids.
 
@@ -190,13 +193,34 @@ class Session:
 
         self._each(run, {"replay": "record"} if wanted else {})
 
-    def forced(self, along: tuple[Generation, ...] | None = None) -> tuple[Request, ...]:
-        """The requests with the ids that a replay follows."""
+    def replay_some(
+        self, only: Collection[str], along: tuple[Generation, ...] | None, captures: Mapping[str, CaptureSpec]
+    ) -> dict[str, RunResult]:
+        """The same of some requests by themselves, recorded; the outcome stays that of the whole batch.
+
+        Args:
+            only: names of the requests.
+        """
+        forced, results = self.forced(along, only), dict[str, RunResult]()
+
+        def run(role: str) -> None:
+            results[role] = self._sides[role].replay(forced, self._case.decoding.top_logprobs, captures[role])
+
+        self._each(run, {"replay": "record alone"})
+        return results
+
+    def forced(self, along: tuple[Generation, ...] | None = None, only: Collection[str] = ()) -> tuple[Request, ...]:
+        """The requests with the ids that a replay follows; of ``only`` some, the first ones arrive at once."""
         if along is None:
             reference = self.outcome.sides["reference"].free
             assert reference is not None, "generate() comes first"
             along = reference.generations
-        return forced_along(self._requests, along)
+        forced = forced_along(self._requests, along)
+        if not only:
+            return forced
+        chosen = [request for request in forced if request.name in only]
+        first = min(request.arrival for request in chosen)
+        return tuple(replace(request, arrival=request.arrival - first) for request in chosen)
 
     def _each(self, work: Callable[[str], None], names: Mapping[str, str] | None = None) -> None:
         """Run ``work`` for all roles at once; the first failure stops the others."""

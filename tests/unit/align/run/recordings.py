@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,8 @@ class Scripted:
         self.edits: dict[str, traces.Edit] = {}
         self.runs: dict[str, dict[str, tuple[Generation, ...]]] = {role: {} for role in SIDES}
         self.weights: dict[str, list[dict[str, Any]]] = {}
+        #: Whether what ``edits`` does is seen in the whole batch alone.
+        self.batch_only = False
         self.stages: list[str] = []
         self.said: list[str] = []
         self.failure: Exception | None = None
@@ -110,10 +112,24 @@ class Scripted:
         for role, side in self.outcome.sides.items():
             side.again = self._run(role, "again")
 
-    def forced(self, along: tuple[Generation, ...] | None = None) -> tuple[Request, ...]:
+    def forced(self, along: tuple[Generation, ...] | None = None, only: Collection[str] = ()) -> tuple[Request, ...]:
         reference = self.outcome.sides["reference"].free
         assert reference is not None
-        return forced_along(case().to_requests(), along or reference.generations)
+        forced = forced_along(case().to_requests(), along or reference.generations)
+        return tuple(request for request in forced if not only or request.name in only)
+
+    def replay_some(
+        self, only: Collection[str], along: tuple[Generation, ...] | None, captures: Mapping[str, CaptureSpec]
+    ) -> dict[str, RunResult]:
+        """Only these requests' rows are written; what ``edits`` does is done to them too unless ``batch_only``."""
+        self.stages.append("record alone")
+        results = {}
+        for role in self.roles:
+            run = self._run(role, "replay")
+            results[role] = replace(run, generations=tuple(one for one in run.generations if one.request in only))
+            edit = None if self.batch_only else self.edits.get(role)
+            write_trace(Path(captures[role].directory), captures[role], edit, only)
+        return results
 
     def replay(
         self, along: tuple[Generation, ...] | None = None, captures: Mapping[str, CaptureSpec] | None = None
@@ -127,8 +143,11 @@ class Scripted:
                 side.captures.append(look)
 
 
-def write_trace(directory: Path, look: CaptureSpec, edit: traces.Edit | None = None) -> None:
-    """A trace without its manifest, which is the driver's to write."""
+def write_trace(
+    directory: Path, look: CaptureSpec, edit: traces.Edit | None = None, only: Collection[str] = ()
+) -> None:
+    """A trace without its manifest, which is the driver's to write; of ``only`` some requests if any are named."""
+    steps = [(phase, [span for span in spans if not only or span.request in only]) for phase, spans in traces.STEPS]
 
     def only_kept(phase: str, step: int, tensors: dict[str, Any]) -> None:
         if edit is not None:
@@ -137,5 +156,5 @@ def write_trace(directory: Path, look: CaptureSpec, edit: traces.Edit | None = N
             if not kept(name, look.values):
                 del tensors[name]
 
-    traces.write(directory, edit=only_kept).close()
+    traces.write(directory, steps=[step for step in steps if step[1]], edit=only_kept).close()
     (directory / "trace.json").unlink()

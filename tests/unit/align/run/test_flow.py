@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from adapters.base import SIDES
-from align.checkpoints.table import parse
 from align.conditions import Condition
 from align.errors import SideError, UserError
 from align.run import certify, offline
-from align.run import flow as flow_module
 from align.run.flow import Flow, Wishes
 from align.run.offline import Offline
 from align.run.record import report_record, run_record
@@ -24,6 +22,7 @@ from tests.unit.align.run import recordings
 from tests.unit.align.run.recordings import Scripted
 
 WHOLE = ["launch", "generate", "observe", "again", "record", "closed"]
+CLOSER = [*WHOLE[:-1], "record alone", "closed"]
 Judge = Callable[..., tuple[Condition, ...]]
 
 
@@ -83,7 +82,7 @@ def test_a_wrong_tensor_is_a_finding_although_the_tokens_agree(session: Scripted
     report = flow(session).run()
     assert report.verdict == "diverged"
     assert report.findings[0].checkpoint == "layers.1.mlp.up"
-    assert session.stages == WHOLE, "everything was kept already"
+    assert session.stages == CLOSER, "everything was kept already"
 
 
 def test_a_weight_that_differs_from_the_checkpoint(session: Scripted) -> None:
@@ -183,7 +182,7 @@ def test_tokens_alone_demand_no_coverage(session: Scripted) -> None:
 def test_what_the_user_asks_for_is_what_is_kept(session: Scripted) -> None:
     session.edits["reference"] = twice_up
     report = flow(session, budget=0, values=("layers.1.mlp.*",)).run()
-    assert session.stages == WHOLE, "the accused checkpoint's values are there already"
+    assert session.stages == CLOSER
     assert report.findings[0].checkpoint == "layers.1.mlp.up"
     assert report.tensors is not None
     assert {one.name for one in report.tensors.checkpoints if one.compared} == {
@@ -200,22 +199,43 @@ def test_nothing_to_compare_is_not_comparable(session: Scripted) -> None:
     assert run.report.verdict == "not comparable"
 
 
-def test_a_second_recording_replaces_the_first(session: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    judged: list[Any] = []
+def test_what_is_wrong_is_tried_with_one_request_alone(session: Scripted) -> None:
+    session.edits["candidate"] = twice_up
+    report = flow(session).run()
+    assert session.stages == ["launch", "generate", "observe", "again", "record", "record alone", "closed"]
+    assert report.alone is not None
+    alone = report.alone
+    assert (alone.request, alone.checkpoint, alone.reproduced) == ("r0", "layers.1.mlp.up", True)
+    assert alone.found is not None and "layers.1.mlp.up" in alone.found
+    content = json.loads((session.directories["candidate"] / "closer" / "trace.json").read_text())
+    assert [one["name"] for one in content["requests"]] == ["r0"]
+    assert content["capture"]["values"] == list(alone.values)
+    whole = json.loads((session.directories["candidate"] / "trace" / "trace.json").read_text())
+    assert [one["name"] for one in whole["requests"]] == ["r0", "r1"], "the first recording stays as it was"
 
-    def accused(tensors: Any, findings: Any) -> Any:
-        """As if a digest had shown that something is wrong in layer 1."""
-        judged.append(tensors)
-        return [parse("layers.1.mlp.up")]
 
-    monkeypatch.setattr(flow_module, "accused", accused)
-    report = flow(session, budget=0).run()
-    assert session.stages == ["launch", "generate", "observe", "again", "record", "record", "closed"]
-    assert len(judged) == 1
-    assert report.tensors is not judged[0]
-    assert report.tensors is not None
-    assert report.tensors.coverage["paired"].percent == 100.0, "layer 1 has its values now"
-    assert judged[0].coverage["paired"].percent < 100.0
+def test_what_only_a_batch_shows_is_recorded_again_with_its_values(
+    session: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.edits["candidate"] = twice_up
+    session.batch_only = True
+    # As if digests had shown what is wrong: a scripted side leaves none.
+    report = flow(session, values=("layers.1.mlp.up", "layers.1.mlp_norm"), min_coverage=0.0).run()
+    stages = ["launch", "generate", "observe", "again", "record", "record alone", "record", "closed"]
+    assert session.stages == stages
+    assert report.alone is not None and not report.alone.reproduced
+    content = json.loads((session.directories["candidate"] / "trace" / "trace.json").read_text())
+    assert content["look"] == 2
+    assert "layers.1.*" in content["capture"]["values"]
+    assert "layers.1.mlp.up" in content["capture"]["values"], "what was kept before is kept again"
+
+
+def test_what_only_a_batch_shows_is_not_recorded_again_if_its_values_are_there(session: Scripted) -> None:
+    session.edits["candidate"] = twice_up
+    session.batch_only = True
+    report = flow(session).run()
+    assert session.stages[-2:] == ["record alone", "closed"]
+    assert report.alone is not None and not report.alone.reproduced and report.alone.found is None
 
 
 def test_tokens_alone(session: Scripted) -> None:

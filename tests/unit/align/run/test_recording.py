@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from adapters.base import Request
-from align.checkpoints.table import Structure, parse, structure_of
+from align.checkpoints.table import Structure, structure_of
 from align.run import recording
 
 CONFIG = {
@@ -64,22 +64,3 @@ def test_layer_patterns_do_not_reach_other_layers() -> None:
 def test_what_the_user_asks_for_replaces_the_choice(structure: Structure, tmp_path: Path) -> None:
     look = recording.first_look(tmp_path, structure, REQUESTS, 10**9, ("layers.*.attn.q",))
     assert look.values == ("layers.*.attn.q",)
-
-
-def test_a_second_look_keeps_the_accused_layers(structure: Structure, tmp_path: Path) -> None:
-    first = recording.first_look(tmp_path, structure, REQUESTS, 0)
-    names = [parse(name) for name in ("layers.0.attn.q", "layers.2.mlp.up", "layers.2.mlp.act", "logits")]
-    second = recording.second_look(first, names)
-    assert second is not None
-    assert second.values == (*first.values, "layers.2.*")
-    assert second.directory == first.directory
-    assert recording.second_look(second, names) is None, "nothing is missing any more"
-    many = [parse(f"layers.{layer}.attn.q") for layer in (2, 1)]
-    limited = recording.second_look(first, many, limit=1)
-    assert limited is not None
-    assert limited.values[-1] == "layers.2.*", "the first accusation counts most"
-
-
-def test_no_second_look_where_all_is_kept(structure: Structure, tmp_path: Path) -> None:
-    first = recording.first_look(tmp_path, structure, REQUESTS, 10**9)
-    assert recording.second_look(first, [parse("layers.1.attn.q")]) is None

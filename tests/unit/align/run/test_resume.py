@@ -97,21 +97,33 @@ def test_a_damaged_step_is_recorded_again(session: Scripted, tmp_path: Path) -> 
     assert file.name in why
 
 
-def test_what_is_accused_is_recorded_with_its_values_first(session: Scripted, tmp_path: Path) -> None:
+def test_what_ran_alone_is_taken_in(session: Scripted, tmp_path: Path) -> None:
     session.edits["candidate"] = wrong_up
-    run(session, values=("layers.0.*", "layers.1.*", "embed", "final_*", "logits"))
-    for role in SIDES:
-        file = tmp_path / role / "trace" / MANIFEST
-        content = json.loads(file.read_text())
-        content["capture"]["values"] = ["layers.0.*"]
-        file.write_text(json.dumps(content))
+    flow = Flow(session, recordings.case(), recordings.info(), Wishes())  # type: ignore[arg-type]
+    said = flow.run()
+    judged, why = judge(tmp_path)
+    assert judged is not None, why
+    assert judged.report.alone == said.alone
+    (tmp_path / "candidate" / "closer" / MANIFEST).unlink()
     judged, why = judge(tmp_path)
     assert judged is None
-    assert "values of what is accused" in why
+    assert why == "r0 was not recorded by itself yet"
+
+
+def test_what_only_a_batch_shows_needs_its_values(session: Scripted, tmp_path: Path) -> None:
+    session.edits["candidate"] = wrong_up
+    session.batch_only = True
+    run(session, values=("layers.1.mlp.up", "layers.1.mlp_norm"), min_coverage=0.0)
+    traces, _ = whole_traces(tmp_path)
+    assert judge_traces(traces, (), "derived", 0.0)[0] is not None, "they were recorded in a second look"
     for role in SIDES:
         file = tmp_path / role / "trace" / MANIFEST
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"look": 2}))
-    assert judge(tmp_path)[0] is not None, "there is no third look"
+        content = json.loads(file.read_text()) | {"look": 1}
+        content["capture"]["values"] = ["layers.0.*"]
+        file.write_text(json.dumps(content))
+    judged, why = judge_traces(traces, (), "derived", 0.0)
+    assert judged is None
+    assert "values of what is accused" in why
 
 
 def test_a_condition_that_fails_stops_the_judging_too(
