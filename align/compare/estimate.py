@@ -9,14 +9,15 @@ import torch
 from align.checkpoints.table import parse
 from align.compare.metrics import SLICE_FLOOR, Metrics, Worst
 from align.compare.rows import Recorded
-from align.trace.digest import estimate_rel_l2
+from align.trace.digest import channel_signs, digest_tokens, estimate_rel_l2
 from align.trace.format import TOKEN_DIGEST, TOKEN_SQUARES
 
 
 def joined_digest(trace: Recorded, step: int, name: str) -> torch.Tensor | None:
     """The projections and sum of squares of each token of the whole tensor, float32 ``[T, 8 + 1]``.
 
-    Digests of shards and of summands add up; the squares of a sum are estimated from its projections.
+    Digests of shards and of summands add up; the squares of a sum are estimated from its projections. Where values were
+    recorded instead, the digest is made of them.
 
     Raises:
         ValueError: ranks that hold copies have different digests, or a file is damaged.
@@ -29,18 +30,30 @@ def joined_digest(trace: Recorded, step: int, name: str) -> torch.Tensor | None:
         if projected is None or squares is None:
             if kind.name == "logits":
                 continue  # sampled on some ranks only
-            return None
+            return _of_values(trace, step, name)
         shard = trace.shard(rank, kind.name)
         place = rank if kind.shard == "partial" else 0 if shard is None else shard.start
         digest = torch.cat((projected.float(), squares.float()[:, None]), 1)
         if not torch.equal(pieces.setdefault(place, digest), digest):
             raise ValueError(f"step {step}: {name} differs between ranks that hold copies")
     if not pieces:
-        return None
+        return _of_values(trace, step, name)
     whole = torch.stack(list(pieces.values())).sum(0)
     if kind.shard == "partial" and len(pieces) > 1:
         whole[:, -1] = whole[:, :-1].square().mean(1)
     return whole
+
+
+def _of_values(trace: Recorded, step: int, name: str) -> torch.Tensor | None:
+    """The digest of recorded values, ``[T, 8 + 1]``; ``None`` if there are none."""
+    values = trace.joined(step, name)
+    if values is None:
+        return None
+    flat = values.flatten(1)
+    seed = int((trace.manifest.get("capture") or {}).get("seed", 0))
+    signs = channel_signs(parse(name).kind.name, torch.arange(flat.shape[1]), seed)
+    projected, squares = digest_tokens(flat[None], signs)
+    return torch.cat((projected[0], squares[0][:, None]), 1)
 
 
 def estimate(candidate: torch.Tensor, reference: torch.Tensor) -> Metrics:

@@ -57,7 +57,8 @@ def record_alone(
     """
     directories = {role: session.directories[role] / CLOSER for role in session.roles}
     captures = {
-        role: CaptureSpec(str(directory.absolute()), values=look.values) for role, directory in directories.items()
+        role: CaptureSpec(str(directory.absolute()), values=look.values, digest=False)
+        for role, directory in directories.items()
     }
     results = session.replay_some(look.requests, along, captures)
     part = only_requests(case, look.requests)

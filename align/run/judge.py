@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -17,6 +18,7 @@ from align.compare.tokens import TokenComparison
 from align.errors import UserError
 from align.findings import Finding
 from align.run.verdict import Verdict, tokens_verdict
+from align.walk.phases import phases_of
 
 #: Percent of the checkpoints that a comparison demands unless told otherwise.
 DEFAULT_COVERAGE = 100.0
@@ -78,7 +80,26 @@ def judge_tensors(
         )
     audits = {"candidate": candidate.manifest.get("weights", ()), "reference": reference.manifest.get("weights", ())}
     differ = bool(comparisons) and tokens_verdict(comparisons) == "diverged"
-    return compared, tuple(locate(compared, audits, differ))
+    findings = locate(compared, audits, differ)
+    return compared, tuple(_with_phases(findings, compared, {"candidate": candidate, "reference": reference}))
+
+
+def _with_phases(
+    findings: Sequence[Finding], compared: TensorComparison, sides: Mapping[str, Recorded]
+) -> Iterator[Finding]:
+    """The first finding that names a checkpoint says in which stage it begins: that decides where to look on."""
+    told = compared.pairing.by_order
+    for finding in findings:
+        if told or finding.checkpoint is None:
+            yield finding
+            continue
+        told = True
+        try:
+            with one_thread():
+                phases = phases_of(finding.checkpoint, finding.side, sides, compared).to_dict()
+        except ValueError as error:  # the comparison has told what is damaged
+            phases = {"states": {}, "onset": None, "why": str(error)}
+        yield replace(finding, evidence={**finding.evidence, "phases": phases})
 
 
 def coverage_demanded(percent: float) -> float:

@@ -192,6 +192,19 @@ def test_digests_give_estimates(tmp_path: Path) -> None:
     assert {one.verdict for one in seed.checkpoints if one.estimated} == {"not observable"}
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_values_are_compared_with_the_digests_of_the_other_side(tmp_path: Path, tp: int) -> None:
+    """A side recorded with a larger budget than the other."""
+    values = traces.write(tmp_path / "values", tp=tp)
+    digests = traces.write(tmp_path / "digests", edit=digest(0))
+    found = compare_traces(values, digests, POLICY)
+    floats = [one for one in found.checkpoints if one.estimated]
+    assert len(floats) > 20
+    assert {one.verdict for one in floats} == {"within"}
+    assert all(one.metrics is not None and one.metrics.rel_l2 is not None for one in floats)
+    assert max(one.metrics.rel_l2 for one in floats if one.metrics is not None) < 1e-5, "one and the same tensor"
+
+
 def test_the_seed_policy_judges_alone(tmp_path: Path, reference: Trace) -> None:
     found = compare_traces(traces.write(tmp_path, noise=0.003), reference, TensorPolicy.seed("bfloat16"))
     assert {one.verdict for one in found.checkpoints if one.kind != "attn.kv_start_indices"} == {"beyond"}
