@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help align env path test lint unit integration extended format clean-env
+.PHONY: help align doctor env path test lint unit integration extended format clean-env
 
 ifndef PYTHON
 PYTHON := $(shell command -v python3.11 || command -v python3 || echo python3)
@@ -29,7 +29,8 @@ OPTIONS = $(strip \
   $(call option,DP,--dp) \
   $(call option,EP,--ep) \
   $(call option,MAX_NEW,--max-new-tokens) \
-  $(call option,OUT,--out))
+  $(call option,OUT,--out) \
+  $(if $(filter-out 0 no off false,$(value LADDER)),--ladder))
 
 NO_PYTHON = there is no $(PYTHON): install Python 3.11 or name one: PYTHON=/path/to/python3.11 make env
 BOOTSTRAP = $(if $(shell command -v $(call q,$(PYTHON))),,$(error $(NO_PYTHON)))$(call q,$(PYTHON)) -m envs.bootstrap
@@ -49,12 +50,14 @@ help:
 	@echo '                         DEVICE   simnpu (simulated NPU, default) or ascend'
 	@echo '                         DTYPE    bfloat16 (default) or float16'
 	@echo '                         TP DP EP layout;  MAX_NEW tokens to generate;  OUT directory of the run'
+	@echo '                         LADDER=1 from the simplest layout up to the asked one (not in this version yet)'
 	@echo '                         ARGS     anything else for the command, as typed: ARGS="--debug"'
 	@echo '                                  ARGS="--patch candidate=fix.py", ARGS="--no-tensors"'
 	@echo '                         On Ascend name the interpreters: LMDEPLOY_PYTHON=/path VLLM_PYTHON=/path'
 	@echo 'make test                environments, lint, types, unit and integration tests'
 	@echo 'make lint | unit | integration | format'
 	@echo 'make extended            the integration tests that make test leaves out (minutes)'
+	@echo 'make doctor              say what is missing on this machine, and the command that mends it (DEVICE=ascend)'
 	@echo 'make env                 build the environments now (align and test do it when needed)'
 	@echo 'make path                print the path of the align command of this checkout, for its other commands:'
 	@echo '                         capture (one engine alone), compare (two traces), export, taps, report,'
@@ -69,6 +72,9 @@ help:
 
 align:
 	@$(call WITH_DRIVER,$(ENVIRONMENTS)) && $(DRIVER) align run $(OPTIONS) $(value ARGS)
+
+doctor:
+	@$(call WITH_DRIVER,driver) && $(DRIVER) align doctor $(call option,DEVICE,--device) $(value ARGS)
 
 env:
 	@$(BOOTSTRAP) all

@@ -34,6 +34,8 @@ NAMES = ("driver", "lmdeploy", "vllm")
 
 MARKER = "align-env.json"
 
+_DIRECTORY = re.compile(r"[a-z]+-[0-9a-f]{12}")
+
 #: Receives one finished line of text.
 Progress = Callable[[str], None]
 
@@ -170,23 +172,40 @@ class Builder:
             what = f"building {', '.join(names)} needs {needed / 1000:.1f} GB"
             raise EnvError(f"{what}, and the disk of {self.home} has {free / 1000:.1f} GB free", SPACE_HINT)
 
-    def clean(self, progress: Progress | None = None) -> int:
-        """Remove every environment that nobody is building, finished or not; return how many were removed."""
+    def directories(self) -> list[Path]:
+        """Every environment below the home, of whatever lock, finished or not; sorted by name."""
+        found = (self.home / "envs").glob("*-*")
+        return sorted(path for path in found if path.is_dir() and _DIRECTORY.fullmatch(path.name))
+
+    def clean(self, progress: Progress | None = None, keep: Callable[[Path], str] = lambda path: "") -> int:
+        """Remove every environment that nobody is building, finished or not; return how many were removed.
+
+        Args:
+            progress: receives a line for each environment.
+            keep: asked about each directory while nobody can build it; answers why it stays, or nothing.
+
+        Raises:
+            EnvError: one cannot be removed; it is not taken for a finished one any more.
+        """
         say = progress or (lambda line: None)
         removed = 0
-        for path in sorted((self.home / "envs").glob("*-*")):
-            if not path.is_dir() or not re.fullmatch(r"[a-z]+-[0-9a-f]{12}", path.name):
-                continue
-            with open(path.with_name(f"{path.name}.lock"), "a", encoding="utf-8") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    say(f"{path.name} is being built: kept")
-                    continue
-                (path / MARKER).unlink(missing_ok=True)
-                shutil.rmtree(path)
-                removed += 1
-                say(f"{path.name} removed")
+        for path in self.directories():
+            try:
+                with open(path.with_name(f"{path.name}.lock"), "a", encoding="utf-8") as file:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        say(f"{path.name} is being built: kept")
+                        continue
+                    if why := keep(path):
+                        say(f"{path.name} {why}: kept")
+                        continue
+                    (path / MARKER).unlink(missing_ok=True)
+                    shutil.rmtree(path)
+            except OSError as error:
+                raise os_error(error, path, "remove the environment") from error
+            removed += 1
+            say(f"{path.name} removed")
         return removed
 
     def _discard(self, found: Environment, say: Progress, rebuild: bool) -> None:

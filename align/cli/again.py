@@ -7,19 +7,16 @@ from typing import Annotated
 
 import typer
 
-from align.cli.commands import Allow, Budget, Capture, Debug, Quiet, Verbose
+from align.cli.commands import Allow, Budget, Capture, Debug, Quiet, ResultJson, Verbose
 from align.cli.errors import guarded
 
 Run = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="Directory of a run. Default: the newest.")]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print result.json on standard output, and everything else on standard error.")
-]
 
 
 def resume_command(
-    run: Run = None, json: Json = False, quiet: Quiet = False, verbose: Verbose = False, debug: Debug = False
+    run: Run = None, json: ResultJson = False, quiet: Quiet = False, verbose: Verbose = False, debug: Debug = False
 ) -> None:
-    """Go on with a run that was interrupted: killed, stopped with Ctrl-C, or out of disk.
+    """Go on with a run that was killed, stopped, or out of disk.
 
     Case and options are those of the run. Recordings that are whole are judged without the engines; otherwise both
     engines are started again, because a launch has to show that it repeats itself. A run that ended says its verdict.
@@ -29,7 +26,7 @@ def resume_command(
     from align.cli import resume as work
 
     settings = work.ResumeSettings(run, json, quiet, verbose)
-    raise typer.Exit(guarded(lambda: work.resume(settings), debug))
+    raise typer.Exit(guarded(lambda: work.resume(settings), debug, json))
 
 
 def replay_command(
@@ -47,12 +44,14 @@ def replay_command(
     allow: Allow = None,
     capture: Capture = None,
     values_budget: Budget = None,
-    json: Json = False,
+    json: ResultJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
-    """Run an earlier run's case and options again, along the tokens that one of its sides generated then.
+    """Run an earlier run again, along the tokens of one side.
+
+    The case and the options are those of the earlier run, and so are the tokens.
 
     Tensors are compared row by row, so both engines must be fed the same tokens. This feeds those of the earlier run,
     whatever the engines generate now: to see a divergence again after something was changed, to keep other values, or
@@ -75,4 +74,4 @@ def replay_command(
         quiet=quiet,
         verbose=verbose,
     )
-    raise typer.Exit(guarded(lambda: work.replay(settings), debug))
+    raise typer.Exit(guarded(lambda: work.replay(settings), debug, json))

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
-from align.cli import commands
-from align.cli.errors import say_error
+from align.cli import again, commands, machine
+from align.cli.errors import EXIT_INTERRUPTED, say_error
+from align.cli.output import asked_in, print_error
 from align.errors import EXIT_NOT_COMPARABLE, UserError
 
-#: What typer answers for Ctrl-C.
-EXIT_INTERRUPTED = 130
+#: Also where Python was given the package to run.
+NAME = "align"
+
+
+class _Group(TyperGroup):
+    """The commands together."""
+
+    def get_help_option(self, ctx: Any) -> TyperOption | None:
+        """With a default that needs no conversion: conversions import pydantic, a third of the time of a help text."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False
+        return option
+
 
 app = typer.Typer(
-    name="align",
+    name=NAME,
+    cls=_Group,
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="Runs one model on two inference engines in controlled conditions and says where they part.",
     epilog=(
@@ -28,6 +43,8 @@ app = typer.Typer(
     ),
 )
 app.command("run")(commands.run_command)
+app.command("resume")(again.resume_command)
+app.command("replay")(again.replay_command)
 app.command("capture")(commands.capture_command)
 app.command("compare")(commands.compare_command)
 app.command("export")(commands.export_command)
@@ -35,17 +52,26 @@ app.command("report")(commands.report_command)
 app.command("schema")(commands.schema_command)
 app.command("taps")(commands.taps_command)
 app.command("explain")(commands.explain_command)
+app.command("doctor")(machine.doctor_command)
+app.add_typer(machine.env_app, name="env", cls=_Group)
 
 
 def main() -> None:
     """Entry point of the command."""
+    # Boxes and styles are for people at a terminal; plain text is for everything else, and half as long in coming.
+    app.rich_markup_mode = "markdown" if sys.stdout.isatty() else None
     try:
-        code = app(standalone_mode=False)
-    except TyperException as error:  # a wrong option; without any argument the help has been shown instead
+        code = app(standalone_mode=False, prog_name=NAME)
+    except TyperException as error:  # a wrong option; without any argument the help instead
+        if not sys.argv[1:]:
+            sys.stdout.write(f"{error.format_message()}\n")
+            sys.exit(EXIT_NOT_COMPARABLE)
         context = getattr(error, "ctx", None)
-        command = "align" if context is None else context.command_path
-        if error.format_message():
-            say_error(UserError(error.format_message(), f"see what there is: {command} --help"))
+        command = NAME if context is None else context.command_path
+        failure = UserError(error.format_message(), f"see what there is: {command} --help")
+        say_error(failure)
+        if asked_in(sys.argv):
+            print_error(failure, EXIT_NOT_COMPARABLE)
         sys.exit(EXIT_NOT_COMPARABLE)
     if code == EXIT_INTERRUPTED:
         sys.stderr.write("interrupted; everything that was started has been ended\n")

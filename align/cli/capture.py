@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -13,11 +14,14 @@ from adapters.base import SIDES, Generation
 from adapters.host import ADAPTERS
 from align.case.schema import Case, load_case
 from align.cli.options import budget_bytes, check_patterns, check_seconds, interpreters_for, own_extras
+from align.cli.output import print_json
 from align.errors import EXIT_ALIGNED, SideError, UserError
 from align.models.resolve import resolve_model
 from align.report.live import LiveProgress
-from align.report.recorded import show_recorded
-from align.run.alone import Alone
+from align.report.recorded import next_command, show_recorded
+from align.report.steps import expected_steps
+from align.result.plain import plain
+from align.run.alone import Alone, Recorded
 from align.run.directory import RunDirectory
 from align.run.flow import check_recordable
 from align.run.local import LocalHosts
@@ -50,6 +54,7 @@ class CaptureSettings:
     launch_timeout: float
     step_timeout: float
     quiet: bool
+    json: bool = False
 
 
 def execute(settings: CaptureSettings) -> int:
@@ -58,7 +63,7 @@ def execute(settings: CaptureSettings) -> int:
     Raises:
         UserError, EnvError: what must change before the command can succeed.
     """
-    console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False)
+    console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False, stderr=settings.json)
     check_seconds(launch_timeout=settings.launch_timeout, step_timeout=settings.step_timeout)
     if settings.engine not in ADAPTERS:
         raise UserError(f"{settings.engine} is no engine that is recorded", f"name one of {', '.join(ADAPTERS)}")
@@ -75,7 +80,7 @@ def execute(settings: CaptureSettings) -> int:
     interpreters = interpreters_for(case, settings.device, {role: extras}, (role,))
     directory = RunDirectory(settings.out, align_home() / "runs", role)
     limits = Limits(launch=settings.launch_timeout, step=settings.step_timeout)
-    progress = LiveProgress(console, {role: settings.engine}, settings.quiet)
+    progress = LiveProgress(console, {role: settings.engine}, settings.quiet, expected_steps(case))
     with _withdrawn_on_failure(directory, role), progress as watcher:
         directory.write("case.json", case.to_text())
         session = Session(
@@ -93,9 +98,32 @@ def execute(settings: CaptureSettings) -> int:
         recorded = alone.run(along)
     directory.write_json("tokens.json", tokens_record(session.outcome))
     show_recorded(console, recorded, directory.path, role, followed=settings.along)
-    if settings.quiet:
+    if settings.json:
+        print_json(_content(settings, recorded, directory.path, role))
+    elif settings.quiet:
         print(f"recorded: {directory.path}")
     return EXIT_ALIGNED
+
+
+def _content(settings: CaptureSettings, recorded: Recorded, directory: Path, role: str) -> dict[str, Any]:
+    content: dict[str, Any] = plain(
+        {
+            "trace": directory,
+            "side": role,
+            "engine": settings.engine,
+            "along": settings.along,
+            "checkpoints": recorded.checkpoints,
+            "expected": recorded.expected,
+            "values": recorded.values,
+            "steps": recorded.steps,
+            "rows": recorded.rows,
+            "bytes": recorded.bytes,
+            "stability": recorded.stable.to_dict(),
+            "conditions": [one.to_dict() for one in recorded.conditions],
+            "next": next_command(directory, role, settings.along),
+        }
+    )
+    return content
 
 
 @contextmanager

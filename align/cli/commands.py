@@ -30,7 +30,13 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Everything: prompts, ids, conditions.")]
 _KNOWN = "What is known already (result.json and report.md keep it)"
 Lang = Annotated[str, typer.Option(help="Language of report.md: en or zh.")]
-Debug = Annotated[bool, typer.Option(help="Show tracebacks.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print JSON on standard output, and everything else on standard error.")
+]
+ResultJson = Annotated[
+    bool, typer.Option("--json", help="Print result.json on standard output, and everything else on standard error.")
+]
 EngineName = Annotated[str, typer.Argument(metavar="ENGINE", help="lmdeploy or vllm.")]
 
 
@@ -51,6 +57,9 @@ def run_command(
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel size.")] = None,
     dp: Annotated[int | None, typer.Option(help="Data-parallel size.")] = None,
     ep: Annotated[int | None, typer.Option(help="Expert-parallel size: 1, or tp × dp.")] = None,
+    ladder: Annotated[
+        bool, typer.Option("--ladder", help="From the simplest layout up to the asked one. Not in this version yet.")
+    ] = False,
     max_new_tokens: Annotated[int | None, typer.Option(help="Tokens to generate per request. Default: 16.")] = None,
     block_size: Annotated[int | None, typer.Option(help="Tokens in one KV-cache block. Default: 128.")] = None,
     numerics: Annotated[
@@ -75,9 +84,9 @@ def run_command(
     allow: Allow = None,
     policy: Policy = "derived",
     min_coverage: MinCoverage = 100.0,
-    tensors: Annotated[
-        bool, typer.Option("--tensors/--no-tensors", help="Record and compare tensors, or tokens alone.")
-    ] = True,
+    no_tensors: Annotated[
+        bool, typer.Option("--no-tensors", help="Compare the tokens alone; no tensors are recorded.")
+    ] = False,
     capture: Capture = None,
     values_budget: Budget = None,
     replay: Annotated[
@@ -111,15 +120,12 @@ def run_command(
         bool, typer.Option("--interactive", rich_help_panel=_KNOWN, help="Ask for what was not given, on the terminal.")
     ] = False,
     lang: Lang = "en",
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="Print result.json on standard output, and everything else on standard error."),
-    ] = False,
+    json: ResultJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
-    """Launch both engines, check the conditions, compare the greedy tokens, then every tensor.
+    """Run both engines and compare conditions, tokens and tensors.
 
     Both engines get the same token ids; each must repeat itself; then both are forced along the reference's tokens
     while every checkpoint of every layer is recorded and compared, from layer 0 upward. The run directory keeps the
@@ -139,6 +145,7 @@ def run_command(
         device=device,
         dtype=dtype,
         layout=(tp, dp, ep),
+        ladder=ladder,
         max_new_tokens=max_new_tokens,
         block_size=block_size,
         numerics=tuple(numerics or ()),
@@ -147,7 +154,7 @@ def run_command(
         allow=tuple(allow or ()),
         policy=policy,
         min_coverage=min_coverage,
-        tensors=tensors,
+        tensors=not no_tensors,
         capture=tuple(capture or ()),
         values_budget=values_budget,
         replay=replay,
@@ -189,13 +196,14 @@ def capture_command(
     values_budget: Budget = None,
     launch_timeout: LaunchTimeout = 600.0,
     step_timeout: StepTimeout = 180.0,
+    json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Record one engine alone, without a cluster: for two images, or two machines.
+    """Record one engine alone: for two images, or two machines.
 
-    The engine must repeat its own greedy tokens; then it is forced along them, or along those of another trace, while
-    its workers record. Two traces that follow the same tokens are compared with `align compare`.
+    No cluster is needed. The engine must repeat its own greedy tokens; then it is forced along them, or along those of
+    another trace, while its workers record. Two traces that follow the same tokens are compared with `align compare`.
 
     Examples: `align capture vllm --case RUN/case.json --out REF` ·
     `align capture lmdeploy --case RUN/case.json --out CAND --along REF` · `align compare CAND REF`
@@ -216,8 +224,9 @@ def capture_command(
         launch_timeout=launch_timeout,
         step_timeout=step_timeout,
         quiet=quiet,
+        json=json,
     )
-    raise typer.Exit(guarded(lambda: work.execute(settings), debug))
+    raise typer.Exit(guarded(lambda: work.execute(settings), debug, json))
 
 
 def compare_command(
@@ -226,7 +235,10 @@ def compare_command(
     policy: Policy = "derived",
     min_coverage: MinCoverage = 100.0,
     allow: Allow = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here, details included.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the result here, as JSON with all details.")
+    ] = None,
+    json: ResultJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     debug: Debug = False,
@@ -236,7 +248,7 @@ def compare_command(
     Traces say the same as the run that made them: conditions, tokens, tensors, findings and exit code. Directories of
     `.pt` files (`{layer}_{op}_{input|output}_rank{rank}.pt`) are compared by name, without tokens and conditions.
 
-    Examples: `align compare RUN/candidate RUN/reference` · `align compare CAND REF --json found.json` ·
+    Examples: `align compare RUN/candidate RUN/reference` · `align compare CAND REF --out found.json` ·
     `align compare dlinfer_dump vllm_dump --policy seed`
     """
     from align.cli import compare as work
@@ -247,7 +259,8 @@ def compare_command(
         policy=policy,
         min_coverage=min_coverage,
         allow=tuple(allow or ()),
-        json_file=json_file,
+        out=out,
+        json=json,
         quiet=quiet,
         verbose=verbose,
     )
@@ -261,24 +274,26 @@ def export_command(
     native: Annotated[
         bool, typer.Option("--native", help="Shapes as the engine has them: q, k and v in one file.")
     ] = False,
+    json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write a trace as `{layer}_{op}_{input|output}_rank{rank}.pt` files, which `align compare` reads.
+    """Write a trace as `.pt` files, which `align compare` reads.
 
-    With --native fused projections are one file, such as `layer0_attn_qkv_output_rank0.pt`; `index.json` says how
-    canonical shapes are taken of it.
+    They are called `{layer}_{op}_{input|output}_rank{rank}.pt`. With --native fused projections are one file, such as
+    `layer0_attn_qkv_output_rank0.pt`; `index.json` says how canonical shapes are taken of it.
 
     Example: `align export RUN/candidate --format pt --out dump --native`
     """
     from align.cli import export as work
 
-    raise typer.Exit(guarded(lambda: work.execute(trace, out, format_, native), debug))
+    raise typer.Exit(guarded(lambda: work.execute(trace, out, format_, native, json), debug, json))
 
 
 def report_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, or a result.json.")],
     lang: Lang = "en",
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Default: RUN/report.md; - prints it.")] = None,
+    json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Write the report of a run once more, in either language.
@@ -287,7 +302,7 @@ def report_command(
     """
     from align.cli import report as work
 
-    raise typer.Exit(guarded(lambda: work.execute(run, lang, out), debug))
+    raise typer.Exit(guarded(lambda: work.execute(run, lang, out, json), debug, json))
 
 
 def schema_command(debug: Debug = False) -> None:
@@ -300,14 +315,16 @@ def schema_command(debug: Debug = False) -> None:
     raise typer.Exit(guarded(work.execute, debug))
 
 
-def taps_command(engine: EngineName, debug: Debug = False) -> None:
-    """Where an engine yields each checkpoint: class and method, transform, and how it is undone.
+def taps_command(engine: EngineName, json: Json = False, debug: Debug = False) -> None:
+    """Where an engine yields each checkpoint.
+
+    A row says class and method, what is picked of a call, the transform to canonical form, and how it is undone.
 
     Example: `align taps lmdeploy`
     """
     from align.cli import taps as work
 
-    raise typer.Exit(guarded(lambda: work.execute(engine), debug))
+    raise typer.Exit(guarded(lambda: work.execute(engine, json), debug, json))
 
 
 def explain_command(
@@ -316,15 +333,16 @@ def explain_command(
         typer.Argument(metavar="[KIND|ID|PATH|WORD]", help="A finding's kind, a seed's row, a path, or any words."),
     ] = None,
     lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
+    json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What is known about a fault: symptom, likely causes, what to check, treatment and the files to read.
+    """What is known about a fault: symptom, causes, checks, treatment.
 
-    Without a word everything is listed, by path.
+    The files to read come with it. Without a word everything is listed, by path.
 
     Examples: `align explain slots` · `align explain 003-TS-05 --lang zh` · `align explain A` ·
     `align explain first token`
     """
     from align.cli import explain as work
 
-    raise typer.Exit(guarded(lambda: work.execute(words or (), lang), debug))
+    raise typer.Exit(guarded(lambda: work.execute(words or (), lang, json), debug, json))

@@ -13,10 +13,11 @@ from pathlib import Path
 from rich.console import Console
 
 from adapters.base import SIDES
+from align.cli.errors import reason_of
 from align.cli.leave import text_of
 from align.cli.options import policy_name
 from align.conditions import require_names
-from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
+from align.errors import EXIT_ALIGNED, EXIT_DIVERGED
 from align.report import terminal
 from align.result.build import Command, result_of
 from align.result.ground import ground_of_manifests
@@ -35,7 +36,8 @@ class CompareSettings:
     policy: str
     min_coverage: float
     allow: tuple[str, ...]
-    json_file: Path | None
+    out: Path | None
+    json: bool
     quiet: bool
     verbose: bool
 
@@ -46,35 +48,46 @@ def execute(settings: CompareSettings) -> int:
     Raises:
         UserError: what must change before the recordings can be compared.
     """
-    console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False)
-    require_names(settings.allow)
-    offline = Offline(settings.allow, policy_name(settings.policy), coverage_demanded(settings.min_coverage))
+    console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False, stderr=settings.json)
     started = datetime.now().astimezone().isoformat(timespec="seconds")
     paths = dict(zip(SIDES, (settings.candidate, settings.reference), strict=True))
+    offline = Offline((), "derived")  # all that is known if the options themselves are refused
     status = console.status("comparing") if console.is_terminal and not settings.quiet else contextlib.nullcontext()
     try:
+        require_names(settings.allow)
+        offline = Offline(settings.allow, policy_name(settings.policy), coverage_demanded(settings.min_coverage))
         with status as shown:
             progress = (lambda where: shown.update(f"comparing {where}")) if shown is not None else None
             compared = offline.run(paths, progress)
-    except UserError as error:
-        if settings.json_file is not None:
-            with contextlib.suppress(UserError):
-                _write(settings.json_file, offline, paths, started, error.hint)
+    except BaseException as error:
+        reason, hint = reason_of(error)
+        offline.report.reason = offline.report.reason or reason
+        try:
+            _leave(settings, offline, paths, started, hint)
+        except Exception as second:  # the first error stays the news
+            error.add_note(f"what is known could not be written: {second}")
         raise
-    if settings.json_file is not None:
-        _write(settings.json_file, offline, paths, started, terminal.next_step(compared.report))
-    if settings.quiet:
-        simulated = " (simulated)" if compared.simulated else ""
-        print(f"{compared.report.verdict}{simulated}: {terminal.sentence(*compared.engines, compared.report)}")
-    else:
+    _leave(settings, offline, paths, started, terminal.next_step(compared.report))
+    if not settings.quiet:
         terminal.show_comparison(
             console, compared.engines, compared.report, compared.simulated, compared.generated, settings.verbose
         )
+    elif not settings.json:
+        simulated = " (simulated)" if compared.simulated else ""
+        print(f"{compared.report.verdict}{simulated}: {terminal.sentence(*compared.engines, compared.report)}")
     return EXIT_ALIGNED if compared.report.verdict == "aligned" else EXIT_DIVERGED
 
 
-def _write(file: Path, offline: Offline, paths: Mapping[str, Path], started: str, next_step: str) -> None:
-    """The result, with all of the comparison as its details."""
+def _leave(
+    settings: CompareSettings, offline: Offline, paths: Mapping[str, Path], started: str, next_step: str
+) -> None:
+    """The result, with all of the comparison as its details, wherever it is asked for.
+
+    Raises:
+        UserError: the file cannot be written; what was asked for on standard output is there.
+    """
+    if settings.out is None and not settings.json:
+        return
     report = offline.report
     whole = report_record(report)
     result = result_of(
@@ -83,10 +96,21 @@ def _write(file: Path, offline: Offline, paths: Mapping[str, Path], started: str
         Command(sys.argv, started, next=next_step, traces={role: str(path) for role, path in paths.items()}),
         details={name: whole[name] for name in ("comparisons", "tensors")},
     )
+    text = text_of(result)
+    try:
+        if settings.out is not None:
+            _write(settings.out, text)
+    finally:
+        if settings.json:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+
+def _write(file: Path, text: str) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary = file.with_name(f"{file.name}.tmp")
-        temporary.write_text(text_of(result), encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, file)
     except OSError as error:
         raise disk_error(error, file) from error

@@ -2,31 +2,83 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from align.cli.output import print_error
 from align.errors import EXIT_NOT_COMPARABLE, SideError, UserError
 
+#: What typer answers for Ctrl-C.
+EXIT_INTERRUPTED = 130
+#: Whoever read standard output left, as in ``align explain | head -1``: what a shell says of SIGPIPE.
+EXIT_UNREAD = 128 + signal.SIGPIPE
+#: Rich ends the process with it when standard output is closed; here it would mean diverged.
+_RICH_UNREAD = 1
 
-def guarded(work: Callable[[], int], debug: bool) -> int:
-    """Run ``work``; errors become a message and an exit code that no verdict has."""
+
+def guarded(work: Callable[[], int], debug: bool, json: bool = False) -> int:
+    """Run ``work``; errors become a message and an exit code that no verdict has.
+
+    Args:
+        json: print them on standard output too, as an object. Not for commands that answer with a result, which says
+            itself why there is no verdict.
+    """
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        return int(work())
+        code = int(work())
+        sys.stdout.flush()
+        return code
     except UserError as error:
+        failure, code = error, error.exit_code
         if debug:
             traceback.print_exc()
-        say_error(error)
-        return error.exit_code
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _unread():
+            return EXIT_UNREAD
         if debug:
             traceback.print_exc()
         what = f"this is a defect of align: {type(error).__name__}: {error}"
         hint = "report it with the traceback above" if debug else "run it again with --debug and report what it prints"
-        say_error(UserError(what, hint))
-        return EXIT_NOT_COMPARABLE
+        failure, code = UserError(what, hint), EXIT_NOT_COMPARABLE
+    except BaseException as error:  # Ctrl-C and kill
+        if isinstance(error, SystemExit) and error.code == _RICH_UNREAD:
+            return EXIT_UNREAD
+        if json:
+            code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else EXIT_INTERRUPTED
+            print_error(UserError(*reason_of(error)), code)
+        raise
+    say_error(failure)
+    if json:
+        print_error(failure, code)
+    return code
+
+
+def _unread() -> bool:
+    """Whether nobody reads standard output any more; then what is left of it goes nowhere, without a complaint."""
+    try:
+        number = sys.stdout.fileno()
+    except OSError:  # no file
+        return False
+    watched = select.poll()
+    watched.register(number, 0)
+    if not watched.poll(0):  # errors alone are reported
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    return True
+
+
+def reason_of(error: BaseException) -> tuple[str, str]:
+    """What ended a command, and what to do next, as a result says it."""
+    if isinstance(error, UserError):
+        return error.message, error.hint
+    if isinstance(error, Exception):
+        return f"a defect of align: {type(error).__name__}: {error}", "run it again"
+    return "interrupted", "run it again"
 
 
 def _terminated(number: int, frame: Any) -> NoReturn:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from align.cli.output import print_json
 from align.errors import EXIT_ALIGNED, UserError
 from align.findings import PATHS
 from align.knowledge import LANGUAGES, PATHS_ZH, Entry, Knowledge, Language, knowledge
@@ -18,7 +20,7 @@ _LABELS: dict[Language, tuple[str, ...]] = {
 }
 
 
-def execute(words: Sequence[str], lang: str) -> int:
+def execute(words: Sequence[str], lang: str, json: bool = False) -> int:
     """Print the entry, or a list of those that fit; without words the whole list.
 
     Raises:
@@ -28,12 +30,32 @@ def execute(words: Sequence[str], lang: str) -> int:
         raise UserError(f"no language {lang!r}", f"use one of: {', '.join(LANGUAGES)}")
     known = knowledge()
     found = known.find(" ".join(words)) if words else tuple(known.entries.values())
+    if json:
+        print_json({"language": lang, "entries": [_content(entry, known, lang) for entry in found]})
+        return EXIT_ALIGNED
     console = Console(emoji=False, highlight=False)
     if len(found) == 1:
         _show(console, found[0], known, lang)
     else:
         _list(console, found, lang, " ".join(words).upper())
     return EXIT_ALIGNED
+
+
+def _content(entry: Entry, known: Knowledge, language: Language) -> dict[str, Any]:
+    """An entry with its texts in one language; what it does not have is empty or null."""
+    return {
+        "id": entry.id,
+        "paths": list(entry.paths),
+        "title": entry.title.of(language),
+        "symptom": entry.symptom.of(language),
+        "causes": [text.of(language) for text in entry.causes],
+        "checks": [text.of(language) for text in entry.checks],
+        "treatment": entry.treatment.of(language),
+        "note": None if entry.note is None else entry.note.of(language),
+        "files": list(known.files(entry)),
+        "see": list(entry.see),
+        "source": entry.source,
+    }
 
 
 def _parts(entry: Entry, known: Knowledge, language: Language) -> list[tuple[str, tuple[str, ...]]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 
+from align.cli.output import print_json
 from align.errors import EXIT_ALIGNED, UserError
 from align.report.size import size_text
 from align.run.directory import disk_error
@@ -20,7 +22,7 @@ _FORMATS = ("pt",)
 _SHOWN = 4
 
 
-def execute(path: Path, out: Path, format_: str, native: bool) -> int:
+def execute(path: Path, out: Path, format_: str, native: bool, json: bool = False) -> int:
     """Write the files, print what was written and what was not.
 
     Raises:
@@ -30,7 +32,7 @@ def execute(path: Path, out: Path, format_: str, native: bool) -> int:
         raise UserError(f"--format {format_} is not known", f"choose one of {', '.join(_FORMATS)}")
     directory = find_trace(path)
     trace = open_trace(directory)
-    console = Console(soft_wrap=True, highlight=False, emoji=False, markup=False)
+    console = Console(soft_wrap=True, highlight=False, emoji=False, markup=False, stderr=json)
     try:
         exported = export_pt(trace, out, _native_forms(trace) if native else None)
     except DamagedFileError as error:
@@ -47,7 +49,11 @@ def execute(path: Path, out: Path, format_: str, native: bool) -> int:
     console.print(f"{exported.files} files, {size_text(exported.bytes)}, {form}: {out}")
     _show(console, "canonical shapes", exported.canonical)
     _show(console, "left out", exported.skipped)
-    console.print(f"next: align compare {out} OTHER")
+    next_step = f"align compare {out} OTHER"
+    console.print(f"next: {next_step}")
+    if json:
+        found = {"trace": str(directory), "out": str(out), "shapes": "native" if native else "canonical"}
+        print_json({**found, **asdict(exported), "next": next_step})
     return EXIT_ALIGNED
 
 

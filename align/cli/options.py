@@ -29,6 +29,30 @@ def check_seconds(**options: float) -> None:
             raise UserError(f"{option} {seconds:g} is not a time", f"give seconds, for example {option} 600")
 
 
+def refuse_ladder(asked: bool, layout: tuple[int | None, int | None, int | None]) -> None:
+    """``--ladder``, which is not there yet; says the commands that walk it.
+
+    Args:
+        layout: the target's tensor, data and expert parallel sizes; ``None`` means not given.
+
+    Raises:
+        UserError: it was asked for.
+    """
+    if not asked:
+        return
+    tp, dp, ep = (1 if size is None else size for size in layout)
+    # The rungs of the ladder; those that coincide are one.
+    rungs = dict.fromkeys(((1, 1, 1), (tp, 1, 1), (tp, dp, 1), (tp, dp, ep)))
+    commands = []
+    for rung in rungs:
+        more = [f" --{name} {size}" for name, size in zip(("dp", "ep"), rung[1:], strict=True) if size != 1]
+        commands.append(f"align run --tp {rung[0]}{''.join(more)} …")
+    raise UserError(
+        "--ladder is not available in this version",
+        f"walk it by hand, and stop at the first that is not aligned (… are your other options): {', '.join(commands)}",
+    )
+
+
 def policy_name(text: str) -> Literal["derived", "seed"]:
     """``--policy``."""
     if text not in POLICIES:

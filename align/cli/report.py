@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from align.cli.leave import REPORT, RESULT
+from align.cli.output import print_json
 from align.errors import EXIT_ALIGNED, UserError
 from align.report.document import language, render
 from align.result.schema import Result
@@ -18,7 +19,7 @@ from align.run.directory import disk_error
 STDOUT = "-"
 
 
-def execute(run: Path, lang: str, out: str | None) -> int:
+def execute(run: Path, lang: str, out: str | None, json: bool = False) -> int:
     """Write the report and say where it is.
 
     Raises:
@@ -28,7 +29,10 @@ def execute(run: Path, lang: str, out: str | None) -> int:
     file = run / RESULT if run.is_dir() else run
     text = render(read_result(file), lang)
     if out == STDOUT:
-        sys.stdout.write(text)
+        if json:
+            print_json({"report": None, "lang": lang, "text": text})
+        else:
+            sys.stdout.write(text)
         return EXIT_ALIGNED
     target = file.with_name(REPORT) if out is None else Path(out)
     temporary = target.with_name(f"{target.name}.tmp")
@@ -37,7 +41,10 @@ def execute(run: Path, lang: str, out: str | None) -> int:
         os.replace(temporary, target)
     except OSError as error:
         raise disk_error(error, target) from error
-    print(f"report: {target}")
+    if json:
+        print_json({"report": str(target), "lang": lang, "text": text})
+    else:
+        print(f"report: {target}")
     return EXIT_ALIGNED
 
 
@@ -52,7 +59,7 @@ def read_result(file: Path) -> Result:
         content = file.read_bytes()
     except OSError as error:
         if not file.exists():
-            hint = "give the directory of a run, or the file that align compare --json wrote"
+            hint = "give the directory of a run, or the file that align compare --out wrote"
             raise UserError(f"{file} does not exist, so there is nothing to report", hint) from None
         raise UserError(f"{file} cannot be read: {error.strerror or error}", again) from error
     try:

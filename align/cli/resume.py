@@ -13,7 +13,7 @@ from rich.console import Console
 from adapters.base import SIDES
 from align.case.schema import load_case
 from align.cli import run
-from align.cli.leave import RESULT, TOKENS
+from align.cli.leave import RESULT, TOKENS, Known
 from align.cli.options import extras_of, policy_name
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
 from align.models.resolve import resolve_model
@@ -97,7 +97,14 @@ def _finish(settings: run.RunSettings, judged: Judged, console: Console) -> int:
     """Leave what the run would have left, from its recordings."""
     directory = settings.reopened
     assert directory is not None and settings.case_file is not None
-    known = run.known_of(settings)
+    known = Known(
+        settings.device,
+        run.answers_in(settings),
+        settings.lang,
+        settings.tensors,
+        settings.json,
+        run.command_of(settings),
+    )
     known.directory, known.outcome, known.report = directory, judged.outcome, judged.report
     known.extras = extras_of(settings.sets, settings.patches)
     known.case = load_case(settings.case_file)

@@ -37,6 +37,7 @@ from align.report import prompts, terminal
 from align.report.document import language
 from align.report.live import LiveProgress
 from align.report.steps import expected_steps
+from align.result.facts import NO_ANSWERS, Answers
 from align.run.directory import CASE, REQUEST, RunDirectory
 from align.run.flow import Flow, Wishes, check_recordable
 from align.run.judge import coverage_demanded
@@ -104,14 +105,10 @@ def execute(settings: RunSettings) -> int:
     Raises:
         UserError, EnvError: what must change before the command can succeed.
     """
-    if settings.interactive:
-        given = asdict(settings)
-        found = interview(
-            given | {"tp": settings.layout[0]}, settings.case_file is not None, ask_on_terminal, is_terminal()
-        )
-        settings = _answered(settings, found)
-    known = known_of(settings)
+    known = Known(settings.device, NO_ANSWERS, "en", settings.tensors, settings.json, command_of(settings))
     try:
+        settings = _asked(settings)
+        known.answers, known.lang = answers_in(settings), language(settings.lang)
         report = _run(settings, known)
     except BaseException as error:
         known.leave_after(error)
@@ -124,20 +121,31 @@ def execute(settings: RunSettings) -> int:
     return EXIT_ALIGNED if report.verdict == "aligned" else EXIT_DIVERGED
 
 
-def known_of(settings: RunSettings) -> Known:
-    """What is known before anything is done.
+def command_of(settings: RunSettings) -> tuple[str, ...]:
+    """The command as it was typed."""
+    return tuple(sys.argv) if settings.command is None else settings.command
+
+
+def answers_in(settings: RunSettings) -> Answers:
+    """What the user said besides the options that make a case.
 
     Raises:
-        UserError: an answer that is none, or a language that is not written.
+        UserError: an answer that is none.
     """
     case_given = settings.case_file is not None
     model, layout = settings.named or (
         settings.model is not None or case_given,
         any(size is not None for size in settings.layout) or case_given,
     )
-    argv = tuple(sys.argv) if settings.command is None else settings.command
-    answers = answers_of(vars(settings), model, layout)
-    return Known(settings.device, answers, language(settings.lang), settings.tensors, settings.json, argv)
+    return answers_of(vars(settings), model, layout)
+
+
+def _asked(settings: RunSettings) -> RunSettings:
+    """With what ``--interactive`` asks for."""
+    if not settings.interactive:
+        return settings
+    given = {**asdict(settings), "tp": settings.layout[0]}
+    return _answered(settings, interview(given, settings.case_file is not None, ask_on_terminal, is_terminal()))
 
 
 def _run(settings: RunSettings, known: Known) -> Report:

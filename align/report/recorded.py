@@ -37,12 +37,14 @@ def show_recorded(
         if condition.blocks:
             text = f"{describe(condition)}; align compare will ask for it. {condition.mend}"
             console.print(text, style="yellow", highlight=False, markup=False)
-    path = escape(str(directory))
-    console.print(f"trace: {path}", highlight=False, soft_wrap=True)
+    console.print(f"trace: {escape(str(directory))}", highlight=False, soft_wrap=True)
+    console.print(f"next: {escape(next_command(directory, role, followed))}", highlight=False, soft_wrap=True)
+
+
+def next_command(directory: Path, role: str, followed: Path | None) -> str:
+    """What to run now: record the other side along this one, or compare with the one that was followed."""
     if followed is None:
         other = "vllm" if role == "candidate" else "lmdeploy"
-        command = f"align capture {other} --case {path}/case.json --along {path} --out OTHER"
-    else:
-        first, second = (directory, followed) if role == "candidate" else (followed, directory)
-        command = f"align compare {first} {second}"
-    console.print(f"next: {escape(command) if followed is not None else command}", highlight=False, soft_wrap=True)
+        return f"align capture {other} --case {directory}/case.json --along {directory} --out OTHER"
+    first, second = (directory, followed) if role == "candidate" else (followed, directory)
+    return f"align compare {first} {second}"

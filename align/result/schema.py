@@ -108,6 +108,8 @@ class Result(Documented):
     """Why the sides could not be compared; empty if they were."""
     next: str = ""
     """What to do now, one sentence."""
+    remarks: list[str] = Field(default_factory=list)
+    """What one should know about how the recordings were given, such as that the sides were changed over."""
     simulated: bool | None = None
     """Whether a side ran on a simulated NPU, which says nothing about real kernels; null if that is not known."""
     engines: dict[str, str]
@@ -128,6 +130,8 @@ class Result(Documented):
     """Whether each side repeats its own tokens."""
     coverage: Coverage | None = None
     """How many of the model's checkpoints were seen; null without tensors."""
+    surplus: dict[str, int] = Field(default_factory=dict)
+    """By side: rows of the recording that it computed ahead of what was asked for; they need no partner."""
     tensors: Tensors | None = None
     """The comparison of tensors in short; null if none were compared."""
     weights: dict[str, WeightsAudit]

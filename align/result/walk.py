@@ -92,6 +92,10 @@ def _about(stage: str, move: Move, report: Report, ground: Ground) -> dict[str, 
         first = next((one.checkpoint for one in move.findings if one.checkpoint is not None), None)
         found = {verdict: counts.count(verdict) for verdict in ("equal", "within", "beyond")}
         return {**found, "total": len(counts), "findings": len(move.findings), "first": first or "-"}
+    if stage == "record alone" and report.alone is not None:
+        alone = report.alone
+        outcome = "the same is wrong" if alone.reproduced else f"not the same: {alone.found or 'nothing is wrong'}"
+        return {"request": alone.request, "outcome": outcome, "values": _names(list(alone.values))}
     if stage == "record again":
         kept = {name: None for patterns in ground.values.values() for name in patterns}
         return {"values": _names(list(kept))} if kept else {}

@@ -170,7 +170,7 @@ def test_captures_made_apart_give_the_same_findings(tmp_path: Path) -> None:
     done = run_align("capture", "lmdeploy", *more)
     assert done.returncode == 0, done.stdout + done.stderr
     file = tmp_path / "apart.json"
-    done = run_align("compare", candidate, reference, "--json", str(file))
+    done = run_align("compare", candidate, reference, "--out", str(file))
     assert done.returncode == 1, done.stdout + done.stderr
     apart = json.loads(file.read_text())
     assert apart["findings"] == joint["findings"]

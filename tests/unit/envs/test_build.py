@@ -270,6 +270,32 @@ def test_clean_removes_environments_and_nothing_else(builder: Builder) -> None:
     assert builder.clean() == 0
 
 
+def test_clean_keeps_what_it_is_told_to(builder: Builder) -> None:
+    built = builder.ensure("tiny")
+    other = builder.home / "envs" / "tiny-0123456789ab"
+    other.mkdir()
+    assert builder.directories() == sorted([built.path, other])
+    lines: list[str] = []
+    assert builder.clean(lines.append, lambda path: "is wanted" if path == built.path else "") == 1
+    assert sorted(lines) == sorted([f"{built.path.name} is wanted: kept", f"{other.name} removed"])
+    assert builder.environment("tiny").ready
+    assert not other.exists()
+
+
+def test_clean_that_cannot_remove_says_so_and_leaves_nothing_that_looks_finished(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder.ensure("tiny")
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(EnvError, match=r"cannot remove the environment: .*Read-only file system"):
+        builder.clean()
+    assert not builder.environment("tiny").ready
+
+
 def test_clean_keeps_what_is_being_built(builder: Builder, script: _Script) -> None:
     process = _start(script)
     half = builder.environment("tiny")

@@ -21,6 +21,7 @@ VARIABLES = {
     "EP",
     "MAX_NEW",
     "OUT",
+    "LADDER",
     "ARGS",
     "MAKEFLAGS",
     "MFLAGS",
@@ -94,6 +95,13 @@ def test_every_variable_has_its_option() -> None:
 def test_empty_counts_on_the_command_line_alone() -> None:
     assert _run_arguments("MODEL=") == ["--model="]
     assert _run_arguments(MODEL="") == []
+
+
+@pytest.mark.parametrize("value", ["", "0", "no", "off", "1", "yes"])
+def test_the_ladder_is_on_or_off(value: str) -> None:
+    expected = ["--ladder"] if value in ("1", "yes") else []
+    assert _run_arguments(f"LADDER={value}") == expected
+    assert _run_arguments(LADDER=value) == expected
 
 
 def test_args_are_appended_as_they_are() -> None:

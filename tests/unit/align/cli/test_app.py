@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from align.cli import app as app_module
 from align.cli import main
 from align.cli import run as run_module
+from align.cli.errors import EXIT_INTERRUPTED
 from align.errors import SideError, UserError
 from envs.errors import EnvError
+from envs.home import REPOSITORY
 
 
 @pytest.fixture
@@ -138,4 +141,25 @@ def test_help_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         main()
     assert not caught.value.code
     assert "Usage" in capsys.readouterr().out
-    assert app_module.EXIT_INTERRUPTED == 128 + signal.SIGINT
+    assert EXIT_INTERRUPTED == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize("given", [("explain",), ("explain", "--json"), ("explain", "slots"), ("schema",)])
+def test_a_reader_that_leaves_is_no_verdict_and_no_defect(given: tuple[str, ...]) -> None:
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-P", "-m", "align", *given]
+    ours, theirs = os.pipe()
+    os.close(ours)  # before anything is written
+    with os.fdopen(theirs, "w") as closed:
+        done = subprocess.run(command, env=env, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_rich_says_otherwise_that_nobody_reads(align: Callable[..., Any]) -> None:
+    assert align(SystemExit(1))[0] == 141, "1 would say that the engines diverge"
+
+
+def test_another_broken_pipe_is_a_defect(align: Callable[..., Any]) -> None:
+    code, _, err = align(BrokenPipeError("to the engine"))
+    assert code == 2
+    assert "this is a defect of align: BrokenPipeError: to the engine" in err

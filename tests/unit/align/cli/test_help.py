@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
 
 import pytest
 
+from align.cli.app import app
 from envs.home import REPOSITORY
 
-HEAVY = ("torch", "ray", "transformers", "numpy", "sqlalchemy", "tokenizers", "align.run.session")
-HELPS = [
-    ["--help"],
-    *([command, "--help"] for command in ("run", "capture", "compare", "export", "taps", "report", "schema")),
-]
+HEAVY = (
+    "torch", "ray", "transformers", "numpy", "sqlalchemy", "tokenizers", "pydantic", "jinja2", "align.run.session",
+    "align.knowledge",
+)  # fmt: skip
+COMMANDS = [str(one.name) for one in app.registered_commands]
+HELPS = [["--help"], *([command, "--help"] for command in COMMANDS), ["env", "--help"], ["env", "list", "--help"]]
+#: What styles a terminal's text.
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
 PROBE = """
 import sys
 from align.cli import main
+sys.stdout.isatty = lambda: %r
 sys.argv = ["align", *sys.argv[1:]]
 try:
     main()
@@ -27,18 +33,25 @@ finally:
 """
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"}
+def run(*arguments: str, columns: int = 100) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": str(columns)}
     return subprocess.run(
         [sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=60, check=False
     )
 
 
+@pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("arguments", HELPS)
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    done = run("-c", PROBE % (HEAVY,), *arguments)
+def test_help_imports_nothing_heavy_and_fits_a_terminal(arguments: list[str], terminal: bool) -> None:
+    heavy = HEAVY if terminal else (*HEAVY, "rich.console", "rich.markdown")
+    done = run("-c", PROBE % (terminal, heavy), *arguments, columns=80)
     assert done.returncode == 0
     assert done.stderr.strip() == "[]"
+    assert ("╭" in done.stdout) == terminal
+    text = STYLE.sub("", done.stdout)
+    assert f"Usage: {' '.join(['align', *arguments[:-1]])} " in text
+    assert "…" not in text, "a word that does not fit its column is cut"
+    assert max(map(len, text.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("arguments", HELPS[:2])
@@ -60,7 +73,9 @@ def test_help_teaches() -> None:
     assert "align run --model qwen3" in text
     assert "0 aligned, 1" in " ".join(text.split())
     options = run("-m", "align", "run", "--help").stdout
-    for command in ("capture", "compare", "export", "taps", "report", "schema"):
+    assert {"run", "capture", "compare", "taps", "export", "report", "explain", "schema"} <= set(COMMANDS)
+    for command in COMMANDS:
+        assert command in text
         assert f"align {command} " in " ".join(run("-m", "align", command, "--help").stdout.split()), "an example"
     for option in ("--set", "--patch", "--allow", "--policy", "--no-tensors", "--values-budget", "--capture"):
         assert option in options

@@ -188,7 +188,7 @@ def test_compare_writes_the_same_form(align: Align, tmp_path: Path, setup: Setup
     run = tmp_path / "run"
     align("run", "-q", "--out", str(run))
     file = tmp_path / "found.json"
-    assert align("compare", *(str(run / role) for role in SIDES), "--json", str(file), "-q")[0] == 1
+    assert align("compare", *(str(run / role) for role in SIDES), "--out", str(file), "-q")[0] == 1
     found, joint = Result.model_validate_json(file.read_text()), result_in(run)
     assert (found.source, joint.source) == ("compare", "run")
     for part in ("verdict", "findings", "tokens", "tensors", "coverage", "scope", "engines", "case", "weights"):

@@ -176,3 +176,20 @@ def test_numbers_and_languages() -> None:
     assert language("zh") == "zh"
     with pytest.raises(UserError, match="--lang fr is not known"):
         language("fr")
+
+
+def test_remarks_and_rows_computed_ahead_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made.Run(tmp_path / "run", monkeypatch).go()
+    run.report.remarks = ("the sides were *changed* over",)
+    run.report.surplus = {"candidate": 4, "reference": 0}
+    result = run.result()
+    assert (result.remarks, result.surplus) == (["the sides were *changed* over"], {"candidate": 4, "reference": 0})
+    text = clean(result, "en")
+    assert "Note: the sides were \\*changed\\* over\n" in text
+    (ahead,) = (line for line in section(text, "Verification").splitlines() if "ahead" in line)
+    assert ahead == "* Rows that the candidate computed ahead of what was asked for: 4. They need no partner."
+    chinese = clean(result, "zh")
+    assert "注意：the sides were" in chinese
+    assert "候选侧超前计算、并未要求的行：4 行。" in section(chinese, "修复验证")
+    run.report.remarks, run.report.surplus = (), {"candidate": 0, "reference": 0}
+    assert "ahead" not in clean(run.result(), "en")

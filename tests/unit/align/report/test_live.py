@@ -97,3 +97,45 @@ def test_updates_come_from_several_threads() -> None:
     lines = out.getvalue().splitlines()
     assert len(lines) == 200
     assert all(line.startswith("[") and "stage" in line for line in lines)
+
+
+def drawn(progress: LiveProgress) -> list[str]:
+    return [str(line) for line in progress._render().renderables[1:]]
+
+
+def test_a_terminal_shows_steps_and_the_time_left(clock: list[float]) -> None:
+    progress = LiveProgress(console(terminal=True)[0], ENGINES, steps=17)
+    progress.update("candidate", "build", "qwen3 in bfloat16, tp 1")
+    progress.update("reference", "generate", "step 0")
+    clock[0] += 5
+    progress.update("reference", "generate", "step 1")
+    clock[0] += 2
+    progress.update("reference", "generate", "step 5")
+    assert drawn(progress) == [
+        "  candidate lmdeploy build: qwen3 in bfloat16, tp 1  (7 s)",
+        "  reference vllm     generate: step 5/17, about 6 s left  (7 s)",
+    ]
+    progress.update("reference", "compare", "1/84 embed")
+    clock[0] += 10
+    progress.update("reference", "compare", "2/84 layers.0.attn.q")
+    assert drawn(progress)[1] == "  reference vllm     compare: 2/84 layers.0.attn.q, about 14 min left  (10 s)"
+
+
+def test_what_a_stage_took_is_expected_of_the_next(clock: list[float]) -> None:
+    progress = LiveProgress(console(terminal=True)[0], ENGINES, steps=16)
+    for detail in ("step 1", "step 16", "step 17", "4 requests"):
+        progress.update("candidate", "generate", detail)
+    assert drawn(progress)[0] == "  candidate lmdeploy generate: 4 requests  (0 s)"
+    progress.update("candidate", "generate again", "step 3")
+    assert drawn(progress)[0] == "  candidate lmdeploy generate again: step 3/17  (0 s)"
+    progress.update("candidate", "launch", "step 3")
+    assert drawn(progress)[0] == "  candidate lmdeploy launch: step 3  (0 s)", "not a stage of engine steps"
+    progress.update("reference", "record", "step 3")
+    assert drawn(progress)[1] == "  reference vllm     record: step 3/16  (0 s)", "each side has its own"
+
+
+def test_piped_lines_are_the_same_with_steps(clock: list[float]) -> None:
+    screen, out = console()
+    with LiveProgress(screen, ENGINES, steps=17) as progress:
+        progress.update("candidate", "generate", "step 4")
+    assert out.getvalue() == "[   0.0s] candidate lmdeploy generate: step 4\n"

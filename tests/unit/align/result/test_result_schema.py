@@ -103,7 +103,7 @@ def test_numbers_that_json_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_what_is_no_result_is_refused() -> None:
     plain = json.loads(text_of(result_of(Report(), Ground("run"), Command())))
-    for change in ({"schema_version": 2}, {"verdict": "perhaps"}, {"surplus": 1}):
+    for change in ({"schema_version": 2}, {"verdict": "perhaps"}, {"surprise": 1}):
         with pytest.raises(ValidationError):
             Result.model_validate({**plain, **change})
         assert list(jsonschema.Draft202012Validator(SCHEMA).iter_errors({**plain, **change})), change
