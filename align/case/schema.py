@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -149,6 +149,21 @@ class Case(Strict):
     def new_tokens(self, request: CaseRequest) -> int:
         """How many tokens ``request`` generates at most."""
         return request.max_new_tokens or self.decoding.max_new_tokens
+
+    def only(self, names: Collection[str]) -> Case:
+        """The case with some of its requests, of which the first arrives at once.
+
+        Raises:
+            UserError: a name that no request has.
+        """
+        have = [request.name for request in self.requests]
+        unknown = [name for name in names if name not in have]
+        if unknown:
+            raise UserError(f"the case has no request {unknown[0]}", f"it has {', '.join(have)}")
+        chosen = [request for request in self.requests if request.name in names]
+        first = min(request.arrival for request in chosen)
+        moved = tuple(request.model_copy(update={"arrival": request.arrival - first}) for request in chosen)
+        return self.model_copy(update={"requests": moved})
 
     def to_requests(self, eos_ids: Sequence[int] = ()) -> tuple[Request, ...]:
         """The requests as adapters take them.

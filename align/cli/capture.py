@@ -55,6 +55,7 @@ class CaptureSettings:
     step_timeout: float
     quiet: bool
     json: bool = False
+    only: tuple[str, ...] = ()
 
 
 def execute(settings: CaptureSettings) -> int:
@@ -71,6 +72,8 @@ def execute(settings: CaptureSettings) -> int:
     case = load_case(settings.case_file)
     role = _role(settings, case)
     case = case.model_copy(update={role: settings.engine})
+    if settings.only:
+        case = case.only(settings.only)
     info = resolve_model(case.model, lambda line: console.print(line, highlight=False))
     case.check(info)
     check_launchable(case)
@@ -154,7 +157,7 @@ def _role(settings: CaptureSettings, case: Case) -> str:
 
 
 def _tokens_of(directory: Path, case: Case) -> tuple[Generation, ...]:
-    """The tokens of another trace, which must be of the same prompts."""
+    """The tokens of another trace, which must hold the case's prompts."""
     trace = open_trace(find_trace(directory))
     try:
         tokens = generations_of(trace.manifest, REPLAY)
@@ -163,7 +166,7 @@ def _tokens_of(directory: Path, case: Case) -> tuple[Generation, ...]:
         raise UserError(f"{directory} cannot be followed: {error}", "record it again: align capture") from error
     finally:
         trace.close()
-    if theirs != {request.name: request.token_ids for request in case.requests}:
+    if any(theirs.get(request.name) != request.token_ids for request in case.requests):
         raise UserError(
             f"{directory} was recorded with other prompts than the case has",
             f"take the case it was recorded with: {directory / 'case.json'}",

@@ -37,6 +37,9 @@ Json = Annotated[
 ResultJson = Annotated[
     bool, typer.Option("--json", help="Print result.json on standard output, and everything else on standard error.")
 ]
+Only = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Run only this request of the case; may be given again.")
+]
 EngineName = Annotated[str, typer.Argument(metavar="ENGINE", help="lmdeploy or vllm.")]
 
 
@@ -52,6 +55,7 @@ def run_command(
         Path | None,
         typer.Option(help="Run the case.json of an earlier run again; replaces the options that make a case."),
     ] = None,
+    only: Only = None,
     device: Device = "simnpu",
     dtype: Annotated[str | None, typer.Option(help="bfloat16 (bf16) or float16 (fp16). Default: bfloat16.")] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel size.")] = None,
@@ -142,6 +146,7 @@ def run_command(
         model=model,
         prompts=prompts,
         case_file=case,
+        only=tuple(only or ()),
         device=device,
         dtype=dtype,
         layout=(tp, dp, ep),
@@ -185,6 +190,7 @@ def capture_command(
     along: Annotated[
         Path | None, typer.Option(help="Follow the tokens of this trace instead of the engine's own.")
     ] = None,
+    only: Only = None,
     device: Device = "simnpu",
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Engine option, as in align run.")
@@ -216,6 +222,7 @@ def capture_command(
         out=out,
         side=side,
         along=along,
+        only=tuple(only or ()),
         device=device,
         sets=tuple(set_ or ()),
         patches=tuple(patch or ()),
@@ -346,3 +353,23 @@ def explain_command(
     from align.cli import explain as work
 
     raise typer.Exit(guarded(lambda: work.execute(words or (), lang, json), debug, json))
+
+
+def next_command(
+    candidate: Annotated[Path, typer.Argument(metavar="A", help="Trace of the candidate, or side directory of a run.")],
+    reference: Annotated[Path, typer.Argument(metavar="B", help="The same of the reference.")],
+    allow: Allow = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """What to record next, of sides that are recorded apart.
+
+    Compares two recordings as `align compare` does and prints the next two `align capture` commands, or that nothing
+    more has to be recorded. The plan is that of `align run`: the request that shows it by itself first, with the values
+    of the accused layer.
+
+    Example: `align next CAND REF`
+    """
+    from align.cli import next as work
+
+    raise typer.Exit(guarded(lambda: work.execute(candidate, reference, tuple(allow or ()), json), debug, json))

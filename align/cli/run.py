@@ -88,6 +88,7 @@ class RunSettings:
     interactive: bool = False
     lang: str = "en"
     json: bool = False
+    only: tuple[str, ...] = ()
     ladder: bool = False
     #: Instead of a new directory: that of a run which is taken up again.
     reopened: RunDirectory | None = None
@@ -158,6 +159,9 @@ def _run(settings: RunSettings, known: Known) -> Report:
     known.extras = extras = extras_of(settings.sets, settings.patches)
     numerics = numerics_of(settings.numerics, settings.device)
     info, made = _case(settings, numerics, lambda line: console.print(line, highlight=False))
+    if settings.only:
+        case = made.case.only(settings.only)
+        made = NewCase(case, tuple(prompt for prompt in made.prompts if prompt.name in settings.only))
     case = made.case
     known.case, known.info = case, info
     check_launchable(case)

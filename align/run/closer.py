@@ -29,14 +29,6 @@ from align.walk.planner import Look
 CLOSER = "closer"
 
 
-def only_requests(case: Case, names: Sequence[str]) -> Case:
-    """The case with some of its requests; the first of them arrives at once."""
-    chosen = [request for request in case.requests if request.name in names]
-    first = min(request.arrival for request in chosen)
-    moved = tuple(request.model_copy(update={"arrival": request.arrival - first}) for request in chosen)
-    return case.model_copy(update={"requests": moved})
-
-
 def record_alone(
     session: Session,
     case: Case,
@@ -61,7 +53,7 @@ def record_alone(
         for role, directory in directories.items()
     }
     results = session.replay_some(look.requests, along, captures)
-    part = only_requests(case, look.requests)
+    part = case.only(look.requests)
     for role, directory in directories.items():
         side = session.outcome.sides[role]
         own = replace(

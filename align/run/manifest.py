@@ -149,3 +149,8 @@ def same_prompts(contents: Iterable[Mapping[str, Any]]) -> bool:
     """Whether the traces ran the same requests: names and token ids."""
     seen = [{one["name"]: tuple(one["token_ids"]) for one in content["requests"]} for content in contents]
     return all(one == seen[0] for one in seen)
+
+
+def requests_of(content: Mapping[str, Any]) -> list[str]:
+    """Names of the requests that were recorded."""
+    return [str(one["name"]) for one in content["requests"]]

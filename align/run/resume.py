@@ -15,7 +15,7 @@ from adapters.probe.spec import CaptureSpec
 from align.errors import UserError
 from align.run.closer import CLOSER, judge_alone
 from align.run.complete import require_rows
-from align.run.manifest import observations_of
+from align.run.manifest import observations_of, requests_of
 from align.run.offline import Compared, Offline
 from align.run.outcome import Outcome, SideOutcome
 from align.run.report import Report
@@ -97,7 +97,7 @@ def _closer(offline: Offline, traces: Mapping[str, Path], policy: Literal["deriv
         report.findings,
         report.tensors,
         report.comparisons["replay"],
-        [one["name"] for one in content["requests"]],
+        requests_of(content),
         structure,
         kept,
     )
