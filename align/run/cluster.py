@@ -93,12 +93,13 @@ class Cluster:
                     _temp_dir=self._guard.temp_dir,
                     **common,
                 )
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+        except Exception as error:  # Ray raises the bare class when its processes are slow to come up
             what = f"the Ray cluster at RAY_ADDRESS={self.address}" if self.address else "a local Ray cluster"
             hint = (
                 _ADDRESS_HINT
                 if self.address
-                else "free some memory and disk space in the temporary directory (TMPDIR), then run the command again"
+                else "run the command again when the machine is less busy, with some memory and disk space free in the "
+                "temporary directory (TMPDIR); align doctor looks for what is missing"
             )
             first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(f"{what} could not be reached: {first_line}", hint) from error

@@ -108,7 +108,8 @@ def test_an_address_where_nothing_listens(ray: FakeRay, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("cannot start\nmore"), ConnectionError(""), OSError(28, "No space left")]
+    "error",
+    [RuntimeError("cannot start\nmore"), ConnectionError(""), OSError(28, "No space left"), Exception("timed out")],
 )
 def test_a_cluster_that_does_not_start(ray: FakeRay, error: Exception, temporary: Path) -> None:
     ray.error = error
