@@ -22,11 +22,15 @@ def test_names_of_dtypes_are_known_and_others_refused() -> None:
         unit_roundoff("int8")
 
 
+#: Rows that the table of checkpoints does not name: they depend on the configuration, or belong to other families.
+ORACLE_ALONE = {"gelu_mul", "topk_ids", "topk_weights", "gated_mlp", "expert_mix"}
+
+
 def test_every_operator_of_the_dense_families_has_a_bound() -> None:
     exact = {"slots", "all_reduce"}  # judged as index lists and as relations between ranks
     dense = {"all", "gqa", "dense", "qwen3"}
     used = {one for kind in kinds().values() if set(kind.families) & dense for one in kind.operators}
-    assert used - exact == set(bounds())
+    assert used - exact == set(bounds()) - ORACLE_ALONE
 
 
 def test_copies_are_exact_and_a_common_error_is_an_error() -> None:
