@@ -124,6 +124,7 @@ def run_command(
         bool, typer.Option("--interactive", rich_help_panel=_KNOWN, help="Ask for what was not given, on the terminal.")
     ] = False,
     lang: Lang = "en",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be recorded and what it takes.")] = False,
     json: ResultJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -150,6 +151,7 @@ def run_command(
         device=device,
         dtype=dtype,
         layout=(tp, dp, ep),
+        dry=dry_run,
         ladder=ladder,
         max_new_tokens=max_new_tokens,
         block_size=block_size,

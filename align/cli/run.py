@@ -89,6 +89,7 @@ class RunSettings:
     lang: str = "en"
     json: bool = False
     only: tuple[str, ...] = ()
+    dry: bool = False
     ladder: bool = False
     #: Instead of a new directory: that of a run which is taken up again.
     reopened: RunDirectory | None = None
@@ -106,6 +107,8 @@ def execute(settings: RunSettings) -> int:
     Raises:
         UserError, EnvError: what must change before the command can succeed.
     """
+    if settings.dry:
+        return _dry(settings)
     known = Known(settings.device, NO_ANSWERS, "en", settings.tensors, settings.json, command_of(settings))
     try:
         settings = _asked(settings)
@@ -120,6 +123,37 @@ def execute(settings: RunSettings) -> int:
         if known.directory is not None:
             known.directory.close()
     return EXIT_ALIGNED if report.verdict == "aligned" else EXIT_DIVERGED
+
+
+def _dry(settings: RunSettings) -> int:
+    """``--dry-run``: what would be done, and what it takes.
+
+    Raises:
+        UserError: what a run would refuse, too.
+    """
+    from align.cli.dry import show
+
+    console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False, stderr=settings.json)
+    wishes = _wishes(settings)
+    info, made = _asked_case(settings, console)
+    check_launchable(made.case)
+    check_device(made.case, info, settings.device)
+    structure = check_recordable(info, made.case.layout.tp) if wishes.tensors else None
+    if structure is not None:
+        check_patterns(wishes.values, structure)
+    prompts.show_prompts(console, made.prompts, settings.verbose)
+    return show(console, made.case, info, structure, wishes)
+
+
+def _asked_case(settings: RunSettings, console: Console) -> tuple[ModelInfo, NewCase]:
+    """The case, with the requests that are wanted of it."""
+    refuse_ladder(settings.ladder, settings.layout)
+    numerics = numerics_of(settings.numerics, settings.device)
+    info, made = _case(settings, numerics, lambda line: console.print(line, highlight=False))
+    if settings.only:
+        case = made.case.only(settings.only)
+        made = NewCase(case, tuple(prompt for prompt in made.prompts if prompt.name in settings.only))
+    return info, made
 
 
 def command_of(settings: RunSettings) -> tuple[str, ...]:
@@ -153,15 +187,10 @@ def _run(settings: RunSettings, known: Known) -> Report:
     """The same; ``known`` is filled on the way, and written once there is a verdict."""
     # emoji: a text such as ":smile:" is shown as it is.
     console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False, stderr=settings.json)
-    refuse_ladder(settings.ladder, settings.layout)
     check_seconds(launch_timeout=settings.launch_timeout, step_timeout=settings.step_timeout)
     wishes = _wishes(settings)
     known.extras = extras = extras_of(settings.sets, settings.patches)
-    numerics = numerics_of(settings.numerics, settings.device)
-    info, made = _case(settings, numerics, lambda line: console.print(line, highlight=False))
-    if settings.only:
-        case = made.case.only(settings.only)
-        made = NewCase(case, tuple(prompt for prompt in made.prompts if prompt.name in settings.only))
+    info, made = _asked_case(settings, console)
     case = made.case
     known.case, known.info = case, info
     check_launchable(case)
