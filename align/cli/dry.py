@@ -31,7 +31,7 @@ def costs_of(case: Case, info: ModelInfo, structure: Structure, wishes: Wishes) 
     rates = measured_rates()
     common: dict[str, Any] = {"rates": rates}
     layer = [str(name) for name in structure.names() if name.layer == structure.layers // 2]
-    own_steps = {"steps": steps, "largest_step": len(shown.token_ids)}
+    own_steps: dict[str, Any] = {"steps": steps, "largest_step": len(shown.token_ids)}
     return [
         capture_cost(
             structure, case.dtype, rows, steps, requests=len(requests), values=values, largest_step=prefill, **common
