@@ -327,7 +327,8 @@ class WalkStep(Documented):
 
     stage: str
     """What was done: ``launch``, ``conditions``, ``generate``, ``generate again``, ``tokens``, ``replay``, ``record``,
-    ``compare``, ``record alone``, ``record again``, ``read``."""
+    ``compare``, ``record alone``, ``record again``,
+    ``diagnose``, ``read``."""
     state: Literal["done", "stopped", "not reached"]
     """``stopped``: the comparison ended here, for the result's ``reason``."""
     why: str

@@ -96,6 +96,10 @@ def _about(stage: str, move: Move, report: Report, ground: Ground) -> dict[str, 
         alone = report.alone
         outcome = "the same is wrong" if alone.reproduced else f"not the same: {alone.found or 'nothing is wrong'}"
         return {"request": alone.request, "outcome": outcome, "values": _names(list(alone.values))}
+    if stage == "diagnose" and report.diagnosis is not None:
+        told = report.diagnosis
+        fault = told.fits[0].text if told.fits else "nothing was fitted"
+        return {"checkpoint": told.checkpoint, "why": told.why, "fault": fault}
     if stage == "record again":
         kept = {name: None for patterns in ground.values.values() for name in patterns}
         return {"values": _names(list(kept))} if kept else {}

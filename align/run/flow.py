@@ -16,10 +16,12 @@ from align.compare.noise import NoisePolicy
 from align.compare.tokens import compare_tokens
 from align.conditions import refuse
 from align.errors import SideError, UserError
+from align.findings import Finding
 from align.models.info import ModelInfo
 from align.run.certify import Certifier, recorded_prompts
-from align.run.closer import record_alone
+from align.run.closer import CLOSER, record_alone
 from align.run.complete import require_rows
+from align.run.diagnose import diagnose_headline
 from align.run.judge import DEFAULT_COVERAGE, judge_tensors, refuse_uncovered
 from align.run.manifest import manifest, write_manifest
 from align.run.recording import DEFAULT_BUDGET_MB, first_look
@@ -29,6 +31,7 @@ from align.run.stability import refuse_unstable, stability
 from align.run.traces import TRACE, open_trace, trace_bytes
 from align.run.verdict import overall_verdict, tokens_verdict
 from align.trace.format import MANIFEST
+from align.walk.diagnosis import Diagnosis
 from align.walk.planner import Look, first_look_closer, headline_of, look_after_alone
 
 
@@ -221,6 +224,23 @@ class Flow:
             look = look_after_alone(look, report.alone.reproduced, looks["candidate"].values)
         if look is not None:
             self._together(look, looks, directories)
+        if report.findings:
+            with report.timed("diagnose"):
+                self._session.say("diagnose", "the first finding, in float64")
+                report.findings, report.diagnosis = self._diagnosed(directories)
+
+    def _diagnosed(self, directories: Mapping[str, Path]) -> tuple[tuple[Finding, ...], Diagnosis | None]:
+        """With the recording of the whole batch, or else with that of the request alone."""
+        report = self.report
+        places = [directories]
+        if report.alone is not None:
+            places.append({role: self._session.directories[role] / CLOSER for role in directories})
+        with ExitStack() as stack:
+            recordings = [
+                {role: stack.enter_context(closing(open_trace(path))) for role, path in place.items()}
+                for place in places
+            ]
+            return diagnose_headline(report.findings, report.tensors, recordings)
 
     def _alone(self, look: Look) -> None:
         """The request that shows it by itself, with the values that tell more (seed 003: a single request first)."""

@@ -21,6 +21,7 @@ from align.conditions import RUN, Condition, SideFacts, evaluate, refuse
 from align.errors import UserError
 from align.run.certify import recorded_prompts, recorded_steps
 from align.run.complete import require_rows
+from align.run.diagnose import diagnose_headline
 from align.run.files import refuse_unmatched, refuse_unreadable
 from align.run.judge import DEFAULT_COVERAGE, judge_tensors, refuse_uncovered
 from align.run.manifest import FREE, REPLAY, generations_of, model_info_of, observations_of
@@ -135,6 +136,9 @@ class Offline:
             report.tensors, report.findings = judge_tensors(
                 traces["candidate"], traces["reference"], self._policy, report.comparisons, progress
             )
+        if report.findings:
+            with report.timed("diagnose"):
+                report.findings, report.diagnosis = diagnose_headline(report.findings, report.tensors, [traces])
         report.bytes = {role: trace_bytes(trace.directory) for role, trace in traces.items()}
         verdict = overall_verdict(report.comparisons, report.findings)
         refuse_unreadable(verdict, traces)

@@ -62,6 +62,8 @@ def run_record(case: Case, info: ModelInfo, outcome: Outcome, report: Report, co
     """The run as one object; everything but times is the same when the same case runs again."""
     return {
         **report_record(report),
+        "alone": None if report.alone is None else report.alone.to_dict(),
+        "diagnosis": None if report.diagnosis is None else report.diagnosis.to_dict(),
         "model": {"name": info.name, "path": str(info.path), "fingerprint": info.fingerprint},
         "case": case.model_dump(mode="json"),
         "sides": {role: side_record(side) for role, side in outcome.sides.items()},

@@ -14,6 +14,7 @@ from align.findings import Finding
 from align.run.stability import Stability
 from align.run.verdict import Verdict
 from align.walk.alone import Alone
+from align.walk.diagnosis import Diagnosis
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Report:
         min_coverage: percent of the checkpoints without which nothing is called aligned; ``None`` if none was demanded.
         surplus: rows by role that a side computed ahead of what was asked for; they have no partner, and need none.
         alone: what the request that shows the headline does by itself; ``None`` if it was not tried.
+        diagnosis: the headline's checkpoint against float64; ``None`` if there is none, or no values of it.
         remarks: what the user should know about how the recordings were given.
         bytes: written by each side's last capture.
         seconds: by stage.
@@ -62,6 +64,7 @@ class Report:
     min_coverage: float | None = None
     surplus: dict[str, int] = field(default_factory=dict)
     alone: Alone | None = None
+    diagnosis: Diagnosis | None = None
     remarks: tuple[str, ...] = ()
     bytes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
