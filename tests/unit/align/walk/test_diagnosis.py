@@ -1,0 +1,109 @@
+"""A diagnosis names the guilty side, the channels and the kind of fault; a wrong accusation is not confirmed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from align.walk.diagnosis import Diagnosis, diagnose
+from tests.unit.adapters.probe.dense_engine import DenseEngine
+from tests.unit.align.oracle.recorded_side import STEPS, record, save_checkpoint
+
+Tensor = torch.Tensor
+Edit = Callable[[int, dict[str, Tensor]], None]
+#: 40 prompt tokens of each request, then the decode steps.
+LONG = tuple(tuple(replace(span, count=40) if span.start == 0 else span for span in step) for step in STEPS[:1])
+NAME = "layers.1.mlp.down"
+
+
+def diagnosed(tmp_path: Path, name: str, edit: Edit | None, side: str | None = None, wrong: str = "candidate") -> Any:
+    model = save_checkpoint(tmp_path / "model", DenseEngine())
+    traces = {
+        role: record(
+            tmp_path / role, DenseEngine(native=role == "candidate"), LONG,
+            edit=edit if role == wrong else None, model_dir=model,
+        )
+        for role in ("candidate", "reference")
+    }  # fmt: skip
+    return diagnose(name, side, traces)
+
+
+def rows_times(rows: list[int], factor: float) -> Edit:
+    def edit(step: int, tensors: dict[str, Tensor]) -> None:
+        tensors[NAME] = tensors[NAME].clone()
+        tensors[NAME][:, rows] = (tensors[NAME][:, rows].float() * factor).to(tensors[NAME].dtype)
+
+    return edit
+
+
+@pytest.mark.parametrize("wrong", ["candidate", "reference"])
+@pytest.mark.parametrize(("rows", "factor"), [([5], 1.05), ([5], 1.02), ([1, 4, 7, 11, 20, 33, 40, 47], 1.05)])
+def test_rows_that_are_too_large(tmp_path: Path, wrong: str, rows: list[int], factor: float) -> None:
+    found = diagnosed(tmp_path, NAME, rows_times(rows, factor), wrong=wrong)
+    assert found.side == wrong
+    assert f"the {wrong}'s operator errs" in found.why
+    assert found.kind == "factor_channels"
+    assert found.fits[0].parameters["channels"] == rows
+    assert found.fits[0].parameters["ratio"] == pytest.approx(factor, abs=2e-3)
+    assert set(found.channels) <= set(rows)
+    other = "reference" if wrong == "candidate" else "candidate"
+    assert (found.sides[wrong].verdict, found.sides[other].verdict) == ("beyond", "within")
+
+
+def exchanged(step: int, tensors: dict[str, Tensor]) -> None:
+    gate, up = "layers.1.mlp.gate", "layers.1.mlp.up"
+    tensors[gate], tensors[up] = tensors[up], tensors[gate]
+
+
+def test_exchanged_tensors_are_found(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, "layers.1.mlp.gate", exchanged)
+    assert (found.side, found.kind) == ("candidate", "exchanged")
+    assert found.fits[0].parameters["other"] == "layers.1.mlp.up"
+
+
+def broken(step: int, tensors: dict[str, Tensor]) -> None:
+    tensors[NAME] = tensors[NAME].clone()
+    tensors[NAME][0, 3] = torch.nan
+
+
+def test_what_is_not_finite(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, NAME, broken)
+    assert (found.side, found.kind) == ("candidate", "nonfinite")
+
+
+@pytest.mark.parametrize("side", [None, "candidate", "reference"])
+@pytest.mark.parametrize("name", [NAME, "layers.0.attn.out", "layers.2.mlp_norm", "logits", "layers.1.attn.q_rope"])
+def test_right_operators_are_not_accused(tmp_path: Path, name: str, side: str | None) -> None:
+    """Also where somebody said so."""
+    found = diagnosed(tmp_path, name, None, side)
+    assert found.side is None
+    assert found.fits == ()
+    assert "neither side errs" in found.why
+
+
+def test_a_wrong_accusation_is_put_right(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, NAME, rows_times([5], 1.05), side="reference")
+    assert found.side == "candidate"
+
+
+def test_what_was_not_recorded_is_not_observable(tmp_path: Path) -> None:
+    def without(step: int, tensors: dict[str, Tensor]) -> None:
+        tensors.pop("layers.1.mlp.act")
+
+    found = diagnosed(tmp_path, NAME, without)
+    assert found.side is None
+    assert "the candidate's is not observable" in found.why
+
+
+def test_plain_data(tmp_path: Path) -> None:
+    found: Diagnosis = diagnosed(tmp_path, NAME, rows_times([5], 1.05))
+    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert plain["kind"] == "factor_channels"
+    assert plain["fits"][0]["sentence"]["zh"]
+    assert plain["sides"]["candidate"]["verdict"] == "beyond"
