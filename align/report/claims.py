@@ -127,3 +127,37 @@ def _risks(result: Result) -> Iterator[Claim]:
         yield ("risk.bounds" if result.tensors.policy == "derived" else "risk.seed_policy"), {}
     if result.measures:
         yield "risk.measures", {}
+
+
+def walked(result: Result, lang: str) -> list[Claim]:
+    """What was tried after the first finding, and what came of it."""
+    return list(_walked(result, lang))
+
+
+def _walked(result: Result, lang: str) -> Iterator[Claim]:
+    onsets = [(one.evidence.get("phases") or {}).get("onset") for one in result.findings]
+    onset = next((one for one in onsets if one is not None), None)
+    if onset is not None:
+        yield f"walked.onset {onset}", {}
+    if result.alone is not None:
+        alone = result.alone
+        if alone.reproduced:
+            yield "walked.alone", {"request": alone.request, "checkpoint": alone.checkpoint}
+        else:
+            yield "walked.batched", {"request": alone.request, "found": alone.found or "@walked.nothing"}
+        if alone.verified:
+            yield "walked.verified", {"layers": names([f"{layer}: {state}" for layer, state in alone.verified.items()])}
+    found = result.diagnosis
+    if found is not None:
+        ratios = names([f"{side} {_ratio(one.ratio)} ({one.verdict})" for side, one in found.sides.items()])
+        yield "walked.oracle", {"why": found.why, "ratios": ratios or "-"}
+        if found.fits:
+            first = found.fits[0]
+            yield "walked.fault", {"sentence": first.sentence[lang].rstrip(".。"), "text": first.text}
+        if found.channels_total:
+            listed = names([str(channel) for channel in found.channels], 2 * _LISTED)
+            yield "walked.channels", {"channels": listed, "total": found.channels_total}
+
+
+def _ratio(value: float | str) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -51,7 +51,15 @@ def render(result: Result, lang: str = "en") -> str:
         keep_trailing_newline=True,
     )
     text = environment.get_template("report.md.jinja").render(
-        r=result, v=view, t=view.say, w=view.word, n=number, claims=claims, FINDINGS=FINDINGS, ROWS=ROWS
+        r=result,
+        v=view,
+        t=view.say,
+        w=view.word,
+        n=number,
+        claims=claims,
+        FINDINGS=FINDINGS,
+        ROWS=ROWS,
+        LANG=lang,
     )
     return text.rstrip("\n") + "\n"
 

@@ -24,6 +24,7 @@ from align.result.scope import scope_of
 from align.result.tensors import coverage_of, tensors_of
 from align.result.tokens import tokens_of
 from align.result.walk import walk_of
+from align.result.walked import walked_of
 from align.run.report import Report
 from align.run.stability import Stability
 from envs.home import REPOSITORY
@@ -72,6 +73,7 @@ def result_of(
         "case": None if ground.case is None else _case(ground.case, ground.info),
         "facts": [one.model_dump() for one in facts_of(report, ground, answers)],
         "findings": [_finding(one) for one in report.findings],
+        **walked_of(report),
         "scope": scope_of(report).model_dump(),
         "tokens": None if tokens is None else tokens.model_dump(),
         "conditions": [one.to_dict() for one in report.conditions],

@@ -25,6 +25,7 @@ from align.result.parts import (
     WalkStep,
     WeightsAudit,
 )
+from align.result.walked import AloneTried, Diagnosed
 
 __all__ = ["CaseSummary", "Environment", "RequestSummary", "Result", "Timing", "json_schema", "without_times"]
 
@@ -120,6 +121,10 @@ class Result(Documented):
     """What is asked at the beginning of every investigation (seed 003 step 1, seed 000 step 1)."""
     findings: list[Finding]
     """What is wrong, the headline first."""
+    alone: AloneTried | None = None
+    """The request that shows the headline, run by itself; null if that was not tried."""
+    diagnosis: Diagnosed | None = None
+    """The headline's checkpoint in float64, and the kind of fault; null if there is none, or no values of it."""
     scope: Scope
     """Which layers, requests and ranks are affected."""
     tokens: Tokens | None = None
