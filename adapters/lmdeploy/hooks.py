@@ -13,6 +13,7 @@ import functools
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -128,9 +129,20 @@ def _wrap_forward_impl(original: Any) -> Any:
         log = process_log(self.rank)
         if _state.warming and log is not None:
             log.dummy()
-        return original(self, *args, **kwargs)
+        with nullcontext() if log is None else log.watching():
+            return original(self, *args, **kwargs)
 
     return forward_impl
+
+
+def _wrap_get_logits(original: Any) -> Any:
+    @functools.wraps(original)
+    def get_logits(self: Any, *args: Any, **kwargs: Any) -> Any:
+        log = process_log()
+        with nullcontext() if log is None else log.watching():
+            return original(self, *args, **kwargs)
+
+    return get_logits
 
 
 def _wrap_build_model(original: Any) -> Any:
@@ -168,6 +180,7 @@ def install(agent: Any) -> None:
     cls.build_cache_engine = _wrap_build_cache(cls.build_cache_engine)
     cls.warmup = _wrap_warmup(cls.warmup)
     cls._forward_impl = _wrap_forward_impl(cls._forward_impl)
+    cls.get_logits = _wrap_get_logits(cls.get_logits)
     cls._async_step = _wrap_step(cls._async_step)
     cls._async_model_forward = _wrap_forward(cls._async_model_forward)
     cls._step_postprocess_with_output = _wrap_postprocess(cls._step_postprocess_with_output)

@@ -7,7 +7,9 @@ Tensors are copied at hook time, because kernels write in place. All layers of a
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,15 @@ import torch
 from torch import Tensor
 
 from adapters.base import RowSpan
+from adapters.probe.callbook import CallBook
 from adapters.probe.digests import DigestPass
 from adapters.probe.residual import ResidualPass, Weights
 from adapters.probe.slots import positions_of
 from adapters.probe.spec import CaptureSpec
+from adapters.probe.watch import Watch
 from align.checkpoints.shards import shards
 from align.checkpoints.table import Name, Structure, kinds
+from align.trace.calls import CALLS_FILE, HOST_FILE, call_lines
 from align.trace.format import POSITIONS, TOKEN_IDS, TOKEN_RESIDUAL, StepEntry
 from align.trace.writer import TraceWriter
 
@@ -58,6 +63,10 @@ class Recorder:
         self._flushed = 0.0
         self._unwritten: set[str] = set()
         self._last = -1
+        self._book = CallBook()
+        self._watch = Watch(self._book)
+        #: What could not be looked at of calls, as far as the trace says it.
+        self._told: dict[str, str] = {}
         #: Checkpoints that no tap could be hung up for, with the reason.
         self.missing: dict[str, str] = {}
 
@@ -77,8 +86,13 @@ class Recorder:
         self._step = _Step(step, phase, tuple(rows), last)
         self._last = step
         self._step.failures.update(self.missing)
+        self._book.begin(step, phase, self._step.count)
+        self._watch.begin(step, phase)
 
     def _start(self, spec: CaptureSpec, run: int) -> None:
+        self._told.clear()
+        self._book = CallBook()
+        self._watch = Watch(self._book)
         if self._writer is not None:
             self._flush()  # a run that ended early had no last step
             self._writer.close()
@@ -112,8 +126,33 @@ class Recorder:
     def dummy(self) -> None:
         """A forward without requests is about to run; the trace says so, and nothing else of it is kept."""
         self._step = None
+        self._watch.end()
         if self._writer is not None:
             self._writer.write_dummy(self._last)
+
+    # ----------------------------------------------------------------------------------------------------- calls
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Around the synchronous parts of a step's forward: see what is computed on the host meanwhile."""
+        return self._watch.watching()
+
+    def enter(
+        self,
+        where: str,
+        place: str,
+        tapped: Sequence[str],
+        layer: int | None,
+        parameters: Sequence[str],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        """A tapped function is about to be called with these arguments."""
+        self._book.enter(where, place, tapped, layer, parameters, args, kwargs)
+        self._watch.given(parameters, args, kwargs)
+
+    def leave(self) -> None:
+        """The tapped function that was entered last has ended."""
+        self._book.leave()
 
     # ------------------------------------------------------------------------------------------------------ taps
 
@@ -148,6 +187,7 @@ class Recorder:
             raise ValueError(f"{value.dtype} {list(value.shape[1:])} per row, but {other} in other layers")
         self._buffer(checkpoint, value[:rows])[place].copy_(value[:rows])
         step.present[checkpoint] = {*seen, place}
+        self._book.after = kind.at(layer)
 
     def _buffer(self, checkpoint: str, value: Tensor) -> Tensor:
         layers = self.structure.layers if kinds()[checkpoint].per_layer else 1
@@ -179,6 +219,7 @@ class Recorder:
         if step is None:
             return
         assert self._writer is not None and self._spec is not None
+        self._write_calls()
         try:
             token_ids, positions = self._inputs(step)
             tensors: dict[str, Tensor] = {TOKEN_IDS: token_ids, POSITIONS: positions}
@@ -216,6 +257,16 @@ class Recorder:
                 self._flush()
         finally:
             step.present.clear()
+
+    def _write_calls(self) -> None:
+        """What the step's calls were given, and what came from the host."""
+        assert self._writer is not None
+        calls, operators = self._book.end()
+        failures = {**self._book.failures, **self._watch.failures}
+        new = {what: why for what, why in failures.items() if what not in self._told}
+        self._told.update(new)
+        self._writer.write_lines(CALLS_FILE, call_lines(calls, operators, new))
+        self._writer.write_lines(HOST_FILE, [asdict(move) for move in self._watch.end()])
 
     def _flush(self) -> None:
         """Write the sums of the phases that went on since they were last written."""

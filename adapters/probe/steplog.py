@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +128,10 @@ class StepLog:
         """The engine batches the requests of this step in this order."""
         if self.recorder is not None:
             self.recorder.reorder([self._current[key][1].request for key in keys if key in self._current])
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Around the synchronous parts of a step's forward, for what is computed on the host meanwhile."""
+        return nullcontext() if self.recorder is None else self.recorder.watching()
 
     def end_step(self) -> None:
         """The forward is over and its logits are known."""

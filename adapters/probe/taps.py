@@ -16,13 +16,14 @@ import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from adapters.probe.callsite import definition
 from adapters.probe.transforms import TRANSFORMS, Dims
 from align.checkpoints.table import Structure, kinds
 
@@ -78,6 +79,23 @@ class Sink(Protocol):
     def put(self, checkpoint: str, layer: int | None, value: Any) -> None: ...
 
     def fail(self, checkpoint: str, layer: int | None, error: Exception) -> None: ...
+
+
+class Calls(Protocol):
+    """What hears of the tapped calls themselves; see :class:`adapters.probe.recorder.Recorder`."""
+
+    def enter(
+        self,
+        where: str,
+        place: str,
+        tapped: Sequence[str],
+        layer: int | None,
+        parameters: Sequence[str],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None: ...
+
+    def leave(self) -> None: ...
 
 
 # ------------------------------------------------------------------------------------------------------- picking
@@ -162,6 +180,10 @@ class _Armed:
     tap: Tap
     layer: int | None
     pick: Callable[[tuple[Any, ...], dict[str, Any], Any], Any]
+    #: Of the tapped function's signature.
+    parameters: Sequence[str] = ()
+    #: Where that is defined.
+    place: str = ""
     #: The site serves several layers; the layer is that of whatever ran last.
     shared: bool = False
 
@@ -173,6 +195,7 @@ class Taps:
         root: the causal language model.
         sink: where tensors go.
         known: parameters by ``where``, see :func:`signatures`; what is not in it is looked at as it is now.
+        calls: hears which tapped call begins, with its arguments, and when it ends.
     """
 
     def __init__(
@@ -183,7 +206,9 @@ class Taps:
         tp_rank: int,
         sink: Sink,
         known: Mapping[str, list[str]] | None = None,
+        calls: Calls | None = None,
     ) -> None:
+        self._calls = calls
         self._known = known or {}
         self._dims = Dims.of(structure, tp_rank)
         self._sink = sink
@@ -205,7 +230,8 @@ class Taps:
                     getattr(target, attribute)
                     if inner_where:
                         locate(inner_where)
-                    armed = _Armed(tap, layer, picker(tap.pick, self._signature(tap, target)))
+                    parameters = self._signature(tap, target)
+                    armed = _Armed(tap, layer, picker(tap.pick, parameters), parameters, self._place(tap, target))
                 except (AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
                     name = tap.checkpoint if layer is None else f"layers.{layer}.{tap.checkpoint}"
                     self.missing[name] = f"{tap.site or 'model'} · {tap.where}: {error}"
@@ -226,6 +252,9 @@ class Taps:
         present = _parameters(locate(tap.where))
         return self._known.get(tap.where, present)
 
+    def _place(self, tap: Tap, target: Any) -> str:
+        return definition(getattr(target, tap.where[2:]) if tap.where.startswith("*:") else locate(tap.where))
+
     def remove(self) -> None:
         """Take all taps off again, in reverse order."""
         while self._undo:
@@ -245,6 +274,22 @@ class Taps:
             self._sink.put(checkpoint, layer if checkpoint not in PSEUDO else None, value)
         except Exception as error:  # an observer must not stop the engine; what it missed is reported
             self._sink.fail(checkpoint, layer, error)
+
+    @contextlib.contextmanager
+    def _called(self, armed: Sequence[_Armed], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+        """Tell who wants to know that a function with these taps runs meanwhile."""
+        tapped = [one for one in armed if one.tap.checkpoint not in PSEUDO]
+        if self._calls is None or not tapped:
+            yield
+            return
+        first = tapped[0]
+        layer = self._layer if first.shared else first.layer
+        names = tuple(one.tap.checkpoint for one in tapped)
+        self._calls.enter(first.tap.where, first.place, names, layer, first.parameters, args, kwargs)
+        try:
+            yield
+        finally:
+            self._calls.leave()
 
     def _wrap_site(self, target: Any, attribute: str, armed: list[_Armed]) -> None:
         original = getattr(target, attribute)
@@ -269,14 +314,15 @@ class Taps:
                 self._layer = own
             for one in before:
                 take(one, args, kwargs, None)
-            if not inside:
-                result = original(*args, **kwargs)
-            else:
-                self._inside.append(inside)
-                try:
+            with self._called(outer, args, kwargs):
+                if not inside:
                     result = original(*args, **kwargs)
-                finally:
-                    self._inside.pop()
+                else:
+                    self._inside.append(inside)
+                    try:
+                        result = original(*args, **kwargs)
+                    finally:
+                        self._inside.pop()
             for one in after:
                 take(one, args, kwargs, result)
             return result
@@ -303,7 +349,8 @@ class Taps:
             for one in armed:
                 if one.tap.before:
                     take(one, given, kwargs, None)
-            result = original(*args, **kwargs)
+            with self._called(armed, given, kwargs):
+                result = original(*args, **kwargs)
             for one in armed:
                 if not one.tap.before:
                     take(one, given, kwargs, result)

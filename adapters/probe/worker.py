@@ -68,7 +68,9 @@ class Worker:
         dtype = next(self._model.parameters()).dtype
         assert isinstance(dtype, torch.dtype)
         self.recorder = Recorder(structure, self.rank, self.tp_rank, weights, block_size, dtype)
-        self.taps = Taps(self._table, self._model, structure, self.tp_rank, self.recorder, self._signatures)
+        self.taps = Taps(
+            self._table, self._model, structure, self.tp_rank, self.recorder, self._signatures, self.recorder
+        )
         for name, why in self.taps.missing.items():
             log.note(f"not observable: {name}: {why}")
         self.recorder.missing = dict(self.taps.missing)

@@ -46,7 +46,8 @@ def _wrap_execute(original: Any) -> Any:
             log = process_log(_rank())
             assert log is not None
             log.step(_rows(scheduler_output))
-            result = original(self, scheduler_output, *args, **kwargs)
+            with log.watching():
+                result = original(self, scheduler_output, *args, **kwargs)
             # Logits are computed inside; sampling comes later.
             log.end_step()
             return result

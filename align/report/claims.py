@@ -20,6 +20,24 @@ def names(found: Sequence[str], limit: int = _LISTED) -> str:
     return ", ".join(found[:limit]) + (f", … ({len(found)})" if len(found) > limit else "")
 
 
+def symptom(result: Result) -> list[Claim]:
+    """What it looks like, where the seeds' tables would look, and where it was found."""
+    seen = result.symptom
+    if seen is None or not seen.names:
+        return []
+    found: list[Claim] = [("symptom.names", {"names": "; ".join(seen.names)})]
+    found += [("symptom.row", {"row": one.row, "why": one.why}) for one in seen.rows if one.state == "shown"]
+    paths = {"suggested": ", ".join(seen.suggested), "found": ", ".join(seen.found)}
+    if seen.agree is not None:
+        found.append(("symptom.agree" if seen.agree else "symptom.disagree", paths))
+    elif seen.suggested:
+        found.append(("symptom.unlocated", paths))
+    hidden = [one.row for one in seen.rows if one.state == "not observable"]
+    if hidden and result.verdict != "aligned":
+        found.append(("symptom.hidden", {"rows": names(hidden)}))
+    return found
+
+
 def checked(result: Result) -> list[Claim]:
     """What was looked at and found as it must be, with how much of it there was."""
     return list(_checked(result))

@@ -190,6 +190,20 @@ class View:
         except KeyError:
             return None
 
+    def read_live(self, entries: list[dict[str, Any]]) -> str:
+        """Places with live lines: what stands there, each once."""
+        said = [f"{self.word('place', str(one.get('what')))} {one.get('place')}" for one in entries]
+        return "; ".join(dict.fromkeys(said))
+
+    def arguments(self, finding: Finding) -> list[tuple[str, int, dict[str, Any]]]:
+        """``(side, number, argument)`` of the accused call, the candidate's first; what a row lacks is empty."""
+        empty = {"name": "", "type": "", "dtype": "", "value": "", "form": "", "strides": (), "mark": ""}
+        return [
+            (side, number, {**empty, **argument})
+            for side, call in finding.evidence.get("calls", {}).items()
+            for number, argument in enumerate(call.get("arguments", ())[:ROWS])
+        ]
+
     def _side(self, finding: Finding) -> str:
         return self.word("side", finding.side or "both")
 

@@ -21,6 +21,7 @@ from align.result.measures import measures_of
 from align.result.plain import plain, without_directory
 from align.result.schema import CaseSummary, Environment, RequestSummary, Result, Timing
 from align.result.scope import scope_of
+from align.result.symptom import symptom_of
 from align.result.tensors import coverage_of, tensors_of
 from align.result.tokens import tokens_of
 from align.result.walk import walk_of
@@ -72,6 +73,7 @@ def result_of(
         "engines": dict(ground.engines),
         "case": None if ground.case is None else _case(ground.case, ground.info),
         "facts": [one.model_dump() for one in facts_of(report, ground, answers)],
+        "symptom": symptom_of(report, ground).model_dump(),
         "findings": [_finding(one) for one in report.findings],
         **walked_of(report),
         "scope": scope_of(report).model_dump(),

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from adapters.base import SIDES
+from adapters.base import SIDES, Generation
 from adapters.probe.weights import read_audits
 from align.case.schema import Case, parse_case
 from align.errors import UserError
 from align.models.info import ModelInfo
-from align.run.manifest import model_info_of
+from align.run.manifest import FREE, REPLAY, generations_of, model_info_of
 from align.run.outcome import Outcome
 from align.run.plan import SIMULATED, SideExtras
 
@@ -37,6 +37,7 @@ class Ground:
         values: patterns of the checkpoints whose values the last recording kept.
         pythons: the engine's interpreter.
         pids: its host and workers.
+        free, replay: what each side generated, running free and along the same tokens.
     """
 
     source: Literal["run", "compare"]
@@ -51,6 +52,8 @@ class Ground:
     values: Mapping[str, Sequence[str]] = field(default_factory=dict)
     pythons: Mapping[str, str] = field(default_factory=dict)
     pids: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    free: Mapping[str, Sequence[Generation]] = field(default_factory=dict)
+    replay: Mapping[str, Sequence[Generation]] = field(default_factory=dict)
 
 
 def ground_of_run(
@@ -77,6 +80,8 @@ def ground_of_run(
         values={role: side.captures[-1].values for role, side in sides.items() if side.captures},
         pythons={role: one.python for role, one in launched.items()},
         pids={role: [one.pid, *one.workers] for role, one in launched.items()},
+        free={role: side.free.generations for role, side in sides.items() if side.free is not None},
+        replay={role: side.replay.generations for role, side in sides.items() if side.replay is not None},
     )
 
 
@@ -102,7 +107,19 @@ def ground_of_manifests(manifests: Mapping[str, Mapping[str, Any]]) -> Ground:
             if isinstance(content.get("weights"), list) and content["weights"]
         },
         values={role: _texts(_mapping(content.get("capture")).get("values")) for role, content in manifests.items()},
+        free=_generations(manifests, FREE),
+        replay=_generations(manifests, REPLAY),
     )
+
+
+def _generations(manifests: Mapping[str, Mapping[str, Any]], run: str) -> dict[str, Sequence[Generation]]:
+    found: dict[str, Sequence[Generation]] = {}
+    for role, content in manifests.items():
+        try:
+            found[role] = generations_of(content, run) or ()
+        except (KeyError, TypeError, ValueError):  # as in _or_none
+            continue
+    return found
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -44,13 +44,40 @@ class Fact(Documented):
     """Numbers and names that it rests on."""
 
 
+class SymptomRow(Documented):
+    """One row of the seeds' symptom tables."""
+
+    row: str
+    """Its id, as ``align explain`` takes it."""
+    state: Literal["shown", "not shown", "not observable"]
+    """Whether this run shows it; not observable is no "not shown"."""
+    why: str
+    """What that rests on."""
+
+
+class Symptom(Documented):
+    """What the trouble looks like, and where the seeds' tables would look for it."""
+
+    names: list[str]
+    """The most telling first; empty if nothing was compared."""
+    rows: list[SymptomRow]
+    """Every row of the tables of seed 003 step 4 and seed 000 §2.1."""
+    suggested: list[str]
+    """Paths that the rows shown suggest, those that most rows name first."""
+    found: list[str]
+    """Paths of the findings, the headline's first. They win over what is suggested."""
+    agree: bool | None
+    """Whether the headline's path is among the suggested; null if there is nothing to agree about."""
+
+
 class Finding(Documented):
     """One thing that is wrong."""
 
     path: Literal["A", "B", "C", "FA", "QUANT", "INPUT", "ENV", "UNLOCATED"]
     """A KV-cache indices, B operator precision, C communication and parallelism; otherwise what it is instead."""
     kind: str
-    """What exactly: ``weights``, ``operator``, ``slots``, ``unexplained``, ``tokens``, ``token_ids``, ``positions``."""
+    """What exactly: ``weights``, ``operator``, ``host fallback``, ``slots``, ``unexplained``, ``tokens``,
+    ``token_ids``, ``positions``."""
     side: Side | None = None
     """Whose fault it is; null if it is not known."""
     checkpoint: str | None = None

@@ -20,6 +20,7 @@ from align.result.parts import (
     Measure,
     Scope,
     SideStability,
+    Symptom,
     Tensors,
     Tokens,
     WalkStep,
@@ -119,6 +120,8 @@ class Result(Documented):
     """Null if the command stopped before there was a case."""
     facts: list[Fact]
     """What is asked at the beginning of every investigation (seed 003 step 1, seed 000 step 1)."""
+    symptom: Symptom | None = None
+    """Derived from tokens and findings; null in results of an earlier version."""
     findings: list[Finding]
     """What is wrong, the headline first."""
     alone: AloneTried | None = None

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 import torch
 
+from align.compare.calls import with_calls
 from align.compare.coverage import percent_text
+from align.compare.host import host_fallbacks
 from align.compare.locate import locate
 from align.compare.policy import TensorPolicy
 from align.compare.rows import Recorded
@@ -80,8 +82,13 @@ def judge_tensors(
         )
     audits = {"candidate": candidate.manifest.get("weights", ()), "reference": reference.manifest.get("weights", ())}
     differ = bool(comparisons) and tokens_verdict(comparisons) == "diverged"
-    findings = locate(compared, audits, differ)
-    return compared, tuple(_with_phases(findings, compared, {"candidate": candidate, "reference": reference}))
+    traces = {"candidate": candidate, "reference": reference}
+    affected, unaffected, information = host_fallbacks(compared, traces)
+    located = locate(compared, audits, differ)
+    inputs = [one for one in located if one.path == "INPUT"]  # these explain everything
+    findings = [*inputs, *affected, *(one for one in located if one.path != "INPUT"), *unaffected]
+    compared = replace(compared, notes=(*compared.notes, *information))
+    return compared, tuple(_with_phases(with_calls(findings, traces), compared, traces))
 
 
 def _with_phases(

@@ -15,8 +15,10 @@ from typing import Any
 from adapters.base import Generation, Observation, TokenStep
 from adapters.probe.weights import read_audits
 from align.case.schema import Case
+from align.compare.host import WARNINGS
 from align.models.info import ModelInfo
 from align.run.directory import disk_error
+from align.run.fallbacks import read_fallbacks
 from align.run.outcome import SideOutcome
 from align.run.stability import Stability
 from align.trace.format import MANIFEST, SCHEMA
@@ -77,6 +79,7 @@ def manifest(
             name: [asdict(one) for one in result.generations] for name, result in runs.items() if result is not None
         },
         "weights": [dict(one) for one in read_audits(work_dir)],
+        WARNINGS: read_fallbacks(work_dir),
     }
 
 

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from align.checkpoints.table import Structure, parse, structure_of
+from align.trace.calls import CALLS_FILE, HOST_FILE, CallRecords, parse_calls
 from align.trace.format import (
     MANIFEST,
     RANK_FILE,
@@ -152,6 +153,18 @@ class Trace:
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
 
+    def calls(self, rank: int = 0) -> CallRecords:
+        """What a rank says about its calls; empty of a trace that holds nothing about them.
+
+        Raises:
+            DamagedFileError: names the file.
+        """
+        folder = self.directory / rank_folder(rank)
+        try:
+            return parse_calls(_read_lines(folder / CALLS_FILE), _read_lines(folder / HOST_FILE))
+        except (KeyError, TypeError) as error:
+            raise DamagedFileError(f"{folder / CALLS_FILE} or {HOST_FILE} is malformed: {error}") from error
+
     def joined(self, step: int, name: str) -> torch.Tensor | None:
         """The whole tensor of a checkpoint from all ranks: shards side by side, summands added in float32.
 
@@ -210,6 +223,17 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ValueError(f"{path} holds a {type(parsed).__name__}, not an object")
     return parsed
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """Objects of a file with one a line; a last line that was cut does not count, and no file holds nothing."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise DamagedFileError(f"{path} cannot be read: {error}") from error
 
 
 def _read_steps(path: Path) -> tuple[StepEntry, ...]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any, TextIO
 
 import torch
 
@@ -47,6 +48,7 @@ class TraceWriter:
             "shards": {kind: asdict(shard) for kind, shard in (shards or {}).items()},
         }
         self._replace(RANK_FILE, [json.dumps(about).encode()])
+        self._line_files: dict[str, TextIO] = {}
         self._steps = (self._folder / STEPS_FILE).open("w", encoding="utf-8")
 
     def _replace(self, name: str, content: Iterable[bytes | memoryview]) -> int:
@@ -76,9 +78,19 @@ class TraceWriter:
         self._steps.write(json.dumps(entry.to_dict()) + "\n")
         self._steps.flush()
 
+    def write_lines(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Append JSON objects to a file of this rank, one a line; the first call of this writer makes it anew."""
+        if name not in self._line_files:
+            self._line_files[name] = (self._folder / name).open("w", encoding="utf-8")
+        file = self._line_files[name]
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+        file.flush()
+
     def write_accumulated(self, which: str, phase: str, tensors: Mapping[str, torch.Tensor]) -> int:
         """Replace the sums over the steps of a phase; returns the bytes written."""
         return self._replace(accumulated_file(which, phase), encode(tensors, {"schema": str(SCHEMA)}))
 
     def close(self) -> None:
         self._steps.close()
+        for file in self._line_files.values():
+            file.close()

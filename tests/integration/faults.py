@@ -52,8 +52,38 @@ def after_load(ctx):
     ctx.model.model.layers[2].mlp.down_proj.weight.data[5] *= 1.02
 """
 
+_HOST_ROPE = """
+def apply(ctx):
+    from lmdeploy.pytorch.backends.dlinfer.rotary_embedding import DlinferRotaryEmbeddingImpl as rotary
+
+    def forward(self, x, position_ids):
+        angles = position_ids.cpu().float().unsqueeze(-1) * self.inv_freq.cpu().view(1, 1, -1)
+        angles = angles.repeat(1, 1, 2)
+        return angles.cos().to(x.dtype).to(x.device), angles.sin().to(x.dtype).to(x.device)
+
+    ctx.replace(rotary, "forward", forward)
+"""
+
+_HOST_ACTIVATION = """
+def apply(ctx):
+    from torch.nn.functional import silu
+    from vllm_ascend.ops.activation import AscendSiluAndMul as activation
+
+    def forward_oot(self, x):
+        gate, up = x.cpu().float().chunk(2, dim=-1)
+        return (silu(gate) * up).to(x.dtype).to(x.device)
+
+    ctx.replace(activation, "forward_oot", forward_oot)
+"""
+
 #: Name → source of the patch.
-FAULTS = {"swap": _SWAP, "norm": _NORM, "row": _ROW}
+FAULTS = {
+    "swap": _SWAP,
+    "norm": _NORM,
+    "row": _ROW,
+    "host_rope": _HOST_ROPE,
+    "host_activation": _HOST_ACTIVATION,
+}
 
 
 def patch(name: str, directory: Path) -> Path:

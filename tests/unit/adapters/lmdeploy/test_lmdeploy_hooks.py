@@ -58,6 +58,9 @@ class BaseModelAgent:
         self.forwards += 1
         return "output"
 
+    def get_logits(self, hidden_states: Any) -> str:
+        return f"logits of {hidden_states}"
+
     async def _async_step(self, inputs: Any, sampling_inputs: Any = None) -> Any:
         logits = await self._async_model_forward(inputs, return_logits=False)
         if inputs.broken:
@@ -105,6 +108,9 @@ class FakeRecorder:
 
     def begin(self, capture: CaptureSpec, run: int, step: int, phase: str, rows: Any, last: bool) -> None:
         self.calls.append(f"begin {run}.{step} {phase} {[row.request for row in rows]} {last} {self.agent.forwards}")
+
+    def watching(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def end(self) -> None:
         self.calls.append(f"end {self.agent.forwards}")
@@ -264,3 +270,23 @@ def test_runs_have_sessions_of_their_own() -> None:
     keys = {adapter._key(generation, index, request) for generation in range(1, 5) for index in range(100)}
     assert len(keys) == 400
     assert all(key.isdecimal() for key in keys), "a session is a number"
+
+
+def test_the_forward_and_the_head_of_a_step_are_watched(agent: Any) -> None:
+    seen: list[str] = []
+
+    class Watching(FakeRecorder):
+        @contextlib.contextmanager
+        def watching(self) -> Iterator[None]:
+            seen.append("watch")
+            yield
+            seen.append("look away")
+
+    log = steplog.process_log(0)
+    assert log is not None
+    recorder: Any = Watching(agent)
+    log.recorder = recorder
+    assert agent._forward_impl(None) == "output"
+    assert seen == ["watch", "look away"]
+    assert agent.get_logits("x") == "logits of x"
+    assert seen == ["watch", "look away"] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
@@ -87,6 +88,12 @@ class FakeRecorder:
 
     def reorder(self, requests: list[str]) -> None:
         self.calls.append(f"order {requests}")
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        self.calls.append("watch")
+        yield
+        self.calls.append("look away")
 
     def end(self) -> None:
         self.calls.append(f"end {self.runner.forwards}")
@@ -202,10 +209,14 @@ def test_a_step_is_recorded_in_the_order_of_the_batch(runner: Any, tmp_path: Pat
     runner._dummy_run(8)
     assert recorder.calls == [
         "begin 1.0 prefill ['a'] False 0",
+        "watch",
         "order ['a']",
+        "look away",
         "end 1",
         "begin 1.1 mixed ['b', 'a'] False 1",
+        "watch",
         "order ['a', 'b']",
+        "look away",
         "end 2",
         "dummy",
     ]
