@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -106,11 +106,25 @@ def show_findings(
         console.print(f"  {escape(finding.summary)}", highlight=False, soft_wrap=True)
     if len(further) > _SHOWN_FINDINGS:
         console.print(f"  … and {len(further) - _SHOWN_FINDINGS} more findings in run.json", highlight=False)
+    for line in _walked(report):
+        console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
     if report.tainted:
         names = ", ".join(condition.name for condition in report.tainted)
         console.print(
             f"[yellow]this rests on conditions that do not hold and were allowed: {names}[/yellow]", highlight=False
         )
+
+
+def _walked(report: Report) -> Iterator[str]:
+    """What was tried after the first finding, in short; the report has the rest."""
+    if report.alone is not None:
+        told = "shows the same" if report.alone.reproduced else "does not show it: look at what a batch changes"
+        yield f"request {report.alone.request} by itself {told}"
+    found = report.diagnosis
+    if found is not None:
+        yield f"in float64: {found.why}"
+        if found.fits:
+            yield f"kind of fault: {found.fits[0].text}"
 
 
 def _headlines(report: Report) -> bool:

@@ -179,5 +179,7 @@ def _batching(report: Report, case: Case | None) -> Derived:
         return None, about
     if first_difference(report.comparisons) is None and not report.findings:
         return "nothing to show", about
+    if report.alone is not None:
+        return BATCHINGS["single" if report.alone.reproduced else "multi"], {**about, "alone": report.alone.request}
     alone = len(case.requests) == 1 or case.batch.max_batch == 1
     return (BATCHINGS["single"] if alone else None), about

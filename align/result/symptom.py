@@ -229,6 +229,10 @@ def _batch_only(seen: _Seen) -> Answer:
         return NOT_SHOWN, "nothing differs"
     if case is not None and (len(case.requests) == 1 or case.batch.max_batch == 1):
         return NOT_SHOWN, "a request alone shows it"
+    alone = seen.report.alone
+    if alone is not None:
+        told = "shows the same" if alone.reproduced else "does not show it"
+        return NOT_SHOWN if alone.reproduced else SHOWN, f"request {alone.request} by itself {told}"
     return HIDDEN, "run one request alone"
 
 
