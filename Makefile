@@ -60,8 +60,8 @@ help:
 	@echo 'make doctor              say what is missing on this machine, and the command that mends it (DEVICE=ascend)'
 	@echo 'make env                 build the environments now (align and test do it when needed)'
 	@echo 'make path                print the path of the align command of this checkout, for its other commands:'
-	@echo '                         capture (one engine alone), compare (two traces), export, taps, report,'
-	@echo '                         explain, schema'
+	@echo '                         resume, replay, capture (one engine alone), compare (two traces), next,'
+	@echo '                         export, taps, report, explain, schema, doctor, env'
 	@echo 'make clean-env           remove the environments'
 	@echo
 	@echo 'ALIGN_HOME   where environments and models are kept (default: ~/.cache/align)'
