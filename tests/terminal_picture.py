@@ -73,9 +73,12 @@ def main() -> None:
     console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"))  # noqa: SIM115 - lives as long as this
     console.print(f"$ {title}", highlight=False)
     for line in shown(printed(command)):
-        console.print(Text.from_ansi(line.replace(str(Path.home()), "~")), no_wrap=True, overflow="ellipsis")
+        console.print(Text.from_ansi(line.replace(str(Path.home()), "~")), overflow="fold")
     Path(target).parent.mkdir(parents=True, exist_ok=True)
-    console.save_svg(target, title="align")
+    picture = console.export_svg(title="align")
+    # The picture must not load anything: viewers take their own monospaced font.
+    picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
+    Path(target).write_text(picture.replace("Fira Code", "ui-monospace, Menlo, Consolas"), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,8 @@ def show_summary(
     traces = " and ".join(str(directory / role) for role in outcome.sides)
     console.print(f"run directory: {escape(str(directory))} (report.md, result.json)", highlight=False, soft_wrap=True)
     if report.tensors is not None:
-        console.print(f"judge it again: align compare {escape(traces.replace(' and ', ' '))}", soft_wrap=True)
+        again = escape(traces.replace(" and ", " "))
+        console.print(f"judge it again: align compare {again}", highlight=False, soft_wrap=True)
     repeat = f"CASE={directory / 'case.json'}"
     console.print(f"next: {escape(next_step(report, repeat))}", highlight=False, soft_wrap=True)
 
