@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
-from align.cli import again, commands, machine
+from align.cli import again, commands, floors, machine
 from align.cli.errors import EXIT_INTERRUPTED, say_error
 from align.cli.output import asked_in, print_error
 from align.errors import EXIT_NOT_COMPARABLE, UserError
@@ -55,6 +55,8 @@ app.command("taps")(commands.taps_command)
 app.command("explain")(commands.explain_command)
 app.command("doctor")(machine.doctor_command)
 app.add_typer(machine.env_app, name="env", cls=_Group)
+app.command("golden")(floors.golden_command)
+app.command("calibrate")(floors.calibrate_command)
 
 
 def main() -> None:

@@ -20,6 +20,14 @@ Capture = Annotated[
 ]
 Budget = Annotated[int | None, typer.Option(metavar="MB", help="Values kept per side at most. Default: 512.")]
 Policy = Annotated[str, typer.Option(help="derived (from dtype and depth) or seed (the seeds' thresholds alone).")]
+Floor = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|FILE|auto|none",
+        help="Calibrated floor that narrows the derived policy (align calibrate). auto: one of the same dtype, device "
+        "and architecture, if there is one.",
+    ),
+]
 MinCoverage = Annotated[
     float,
     typer.Option(metavar="PERCENT", help="Checkpoints that must be compared before anything is called aligned."),
@@ -87,6 +95,7 @@ def run_command(
     ] = None,
     allow: Allow = None,
     policy: Policy = "derived",
+    floor: Floor = "auto",
     min_coverage: MinCoverage = 100.0,
     no_tensors: Annotated[
         bool, typer.Option("--no-tensors", help="Compare the tokens alone; no tensors are recorded.")
@@ -160,6 +169,7 @@ def run_command(
         patches=tuple(patch or ()),
         allow=tuple(allow or ()),
         policy=policy,
+        floor=floor,
         min_coverage=min_coverage,
         tensors=not no_tensors,
         capture=tuple(capture or ()),
@@ -242,6 +252,7 @@ def compare_command(
     candidate: Annotated[Path, typer.Argument(metavar="A", help="Trace, side directory of a run, or .pt directory.")],
     reference: Annotated[Path, typer.Argument(metavar="B", help="The same of the other side.")],
     policy: Policy = "derived",
+    floor: Floor = "auto",
     min_coverage: MinCoverage = 100.0,
     allow: Allow = None,
     out: Annotated[
@@ -266,6 +277,7 @@ def compare_command(
         candidate=candidate,
         reference=reference,
         policy=policy,
+        floor=floor,
         min_coverage=min_coverage,
         allow=tuple(allow or ()),
         out=out,

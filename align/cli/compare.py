@@ -34,6 +34,7 @@ class CompareSettings:
     candidate: Path
     reference: Path
     policy: str
+    floor: str
     min_coverage: float
     allow: tuple[str, ...]
     out: Path | None
@@ -55,7 +56,9 @@ def execute(settings: CompareSettings) -> int:
     status = console.status("comparing") if console.is_terminal and not settings.quiet else contextlib.nullcontext()
     try:
         require_names(settings.allow)
-        offline = Offline(settings.allow, policy_name(settings.policy), coverage_demanded(settings.min_coverage))
+        offline = Offline(
+            settings.allow, policy_name(settings.policy), coverage_demanded(settings.min_coverage), settings.floor
+        )
         with status as shown:
             progress = (lambda where: shown.update(f"comparing {where}")) if shown is not None else None
             compared = offline.run(paths, progress)

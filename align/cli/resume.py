@@ -84,7 +84,12 @@ def resume(settings: ResumeSettings) -> int:
         if traces:
             console.print(f"both recordings of {path} are whole: they are judged without the engines", markup=False)
             judged, why = judge_traces(
-                traces, request.allow, policy_name(request.policy), request.min_coverage, lambda where: None
+                traces,
+                request.allow,
+                policy_name(request.policy),
+                request.min_coverage,
+                lambda where: None,
+                request.floor,
             )
             if judged is not None:
                 return _finish(replace(again, reopened=directory), judged, console)
@@ -146,6 +151,7 @@ def _settings(request: RunRequest, path: Path, asked: ResumeSettings | ReplaySet
         patches=request.patches,
         allow=request.allow,
         policy=request.policy,
+        floor=request.floor,
         min_coverage=request.min_coverage,
         tensors=request.tensors,
         capture=request.capture,

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 from rich.console import Console
 
+from align.calibrate.choose import AUTO, choose_floor
 from align.case.build import NewCase, new_case
 from align.case.prompts import EncodedPrompt
 from align.case.schema import Batch, Decoding, Numerics, explain, load_case
@@ -97,6 +98,7 @@ class RunSettings:
     command: tuple[str, ...] | None = None
     #: Whether the user named the model and the layout, where the options do not tell.
     named: tuple[bool, bool] | None = None
+    floor: str = AUTO
     #: Ids by request that the recording follows.
     along: Mapping[str, tuple[int, ...]] | None = None
 
@@ -195,6 +197,7 @@ def _run(settings: RunSettings, known: Known) -> Report:
     known.case, known.info = case, info
     check_launchable(case)
     check_device(case, info, settings.device)
+    choose_floor(settings.floor, {"dtype": case.dtype})  # that there is one is said before the engines start
     if wishes.tensors:
         check_patterns(wishes.values, check_recordable(info, case.layout.tp))
     interpreters = interpreters_for(case, settings.device, extras)
@@ -250,6 +253,7 @@ def _wishes(settings: RunSettings) -> Wishes:
         tensors=settings.tensors,
         replay=settings.replay,
         policy=policy_name(settings.policy),
+        floor=settings.floor,
         allow=settings.allow,
         values=settings.capture,
         budget=budget_bytes(settings.values_budget),
@@ -270,6 +274,7 @@ def _request(settings: RunSettings, info: ModelInfo, known: Known) -> RunRequest
         patch_sha256=digests(patch_files(patches)),
         allow=settings.allow,
         policy=settings.policy,
+        floor=settings.floor,
         min_coverage=settings.min_coverage,
         tensors=settings.tensors,
         capture=settings.capture,

@@ -227,6 +227,7 @@ def _judge(
 ) -> CheckpointComparison:
     phases: dict[str, Metrics] = {}
     if estimated:
+        policy = policy.without_floor()  # floors are of values: eight projections add noise of their own
         metrics = estimate(a, b)
         if policy.name == "seed":
             why = "the seeds' thresholds need values, and only digests were recorded"

@@ -20,16 +20,20 @@ rows   whole  token  channel  head
 The allowances are more than twice that: generous, because a right engine must never be accused. A small fault is not
 found here but by the operator residual inside each worker. A channel of few rows is few elements, whose relative error
 is arbitrary, so channels are judged from :data:`CHANNEL_ROWS` rows on.
+
+A calibrated floor (:mod:`align.compare.floor`) narrows the allowances of the kinds that it knows, down to one rounding
+of the dtype on each side and no further: what never differed in a few runs is not proved to be equal always.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from typing import Any, Literal
 
 from align.checkpoints.table import parse
+from align.compare.floor import METRICS, FloorRule
 from align.compare.metrics import Metrics, Worst
 from align.compare.noise import PRECISION
 
@@ -67,6 +71,7 @@ class TensorPolicy:
         cap, slice_cap: relative L2 that is never noise, for the whole and for a slice, however deep.
         max_rel: the seeds' threshold, always computed and shown.
         cosine: least cosine of the seeds; ``None``, because they ask for the number and give no limit.
+        floor: what was calibrated; ``None`` judges by the derived allowances alone.
     """
 
     name: Literal["derived", "seed"]
@@ -80,6 +85,7 @@ class TensorPolicy:
     slice_cap: float = 0.75
     max_rel: float = SEED_MAX_REL
     cosine: float | None = None
+    floor: FloorRule | None = None
 
     def __post_init__(self) -> None:
         if self.name not in ("derived", "seed"):
@@ -103,7 +109,19 @@ class TensorPolicy:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> TensorPolicy:
-        return cls(**plain)
+        floor = plain.get("floor")
+        return cls(**{**plain, "floor": None if floor is None else FloorRule.from_dict(floor)})
+
+    def without_floor(self) -> TensorPolicy:
+        """For numbers that a floor was not calibrated for."""
+        return replace(self, floor=None)
+
+    def judged_by(self, name: str) -> str:
+        """What a checkpoint's carried tensors are judged by, in words."""
+        if self.name == "seed":
+            return "the seeds' thresholds"
+        known = self.floor is not None and any(self.floor.limit(kind_of(name), one) is not None for one in METRICS)
+        return self.floor.words if known and self.floor is not None else "derived"
 
     def predicted(self, layer: int | None) -> float:
         """Relative L2 between two right sides at a layer; ``None`` is behind the last."""
@@ -114,12 +132,23 @@ class TensorPolicy:
     def allowance(self, name: str) -> Allowance:
         """For a checkpoint; one that is not in the table is judged as if it stood behind the last layer."""
         predicted = self.predicted(layer_of(name))
-        return Allowance(
+        derived = Allowance(
             whole=min(self.cap, self.whole * predicted),
             token=min(self.slice_cap, self.token * predicted),
             channel=min(self.slice_cap, self.channel * predicted),
             head=min(self.slice_cap, self.head * predicted),
         )
+        return derived if self.floor is None else self._calibrated(name, derived, predicted, self.floor)
+
+    def _calibrated(self, name: str, derived: Allowance, predicted: float, floor: FloorRule) -> Allowance:
+        kind, limits = kind_of(name), asdict(derived)
+        rounding = ROUNDING_ULPS * 2.0 ** (1 - PRECISION[self.dtype]) * sqrt(2)
+        for metric in METRICS:
+            calibrated = floor.limit(kind, metric)
+            if calibrated is not None:
+                most = (self.cap if metric == "whole" else self.slice_cap) if floor.wider else limits[metric]
+                limits[metric] = min(most, max(calibrated * predicted, rounding))
+        return Allowance(**limits)
 
     def seed_passes(self, metrics: Metrics) -> bool | None:
         """Whether the seeds' thresholds accept the pair; ``None`` if the numbers are not known (digests alone)."""
@@ -150,7 +179,8 @@ class TensorPolicy:
         # Written so that NaN is beyond.
         over = [f"relative L2{where} {value:.3g} > {limit:.3g}" for where, value, limit in found if not value <= limit]
         if over:
-            return "beyond", "; ".join(over)
+            by = self.judged_by(name)
+            return "beyond", "; ".join(over) + ("" if by == "derived" else f", by the {by}")
         return "within", f"relative L2 {metrics.rel_l2:.3g} ≤ {allowed.whole:.3g}"
 
     def _judge_seed(self, metrics: Metrics) -> tuple[Judged, str]:
@@ -174,3 +204,11 @@ def layer_of(name: str) -> int | None:
     except ValueError:
         return None
     return 0 if parsed.kind.name == "embed" else parsed.layer
+
+
+def kind_of(name: str) -> str:
+    """The kind of a checkpoint; of a stranger its own name."""
+    try:
+        return parse(name).kind.name
+    except ValueError:
+        return name

@@ -142,7 +142,15 @@ def _risks(result: Result) -> Iterator[Claim]:
     if result.findings:
         yield "risk.hidden", {}
     if result.tensors is not None:
-        yield ("risk.bounds" if result.tensors.policy == "derived" else "risk.seed_policy"), {}
+        floor = result.tensors.floor
+        if result.tensors.policy != "derived":
+            yield "risk.seed_policy", {}
+        elif floor is None:
+            yield "risk.bounds", {}
+        else:
+            yield "risk.floor", {"name": floor.name, "judged": floor.judged, "factor": floor.factor}
+            if floor.simulated:
+                yield "risk.floor_simulated", {}
     if result.measures:
         yield "risk.measures", {}
 

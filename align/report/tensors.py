@@ -49,6 +49,9 @@ def show_tensors(
     if headline is not None and headline.metrics is not None:
         console.print(f"{headline.name}: {seed_numbers(headline)}", highlight=False, markup=False)
     _show_layers(console, tensors, verbose)
+    if tensors.policy.floor is not None and tensors.policy.name == "derived":
+        words = f"between the sides the {tensors.policy.floor.words} judges, where it knows a checkpoint's kind"
+        console.print(words, highlight=False, markup=False, soft_wrap=True)
     for note in tensors.notes:
         console.print(f"note: {note}", style="dim", highlight=False, markup=False)
 

@@ -297,7 +297,24 @@ class CheckpointNumbers(Documented):
     rel_l2: Number | None
     """Norm of the difference over the norm of the reference."""
     rel_l2_bound: float
-    """What rounding allows at that depth."""
+    """What the policy allows: the derived bound at that depth, or the calibrated floor."""
+
+
+class Floor(Documented):
+    """A calibrated floor: how far right engines were apart in clean runs, which ``align calibrate`` measured."""
+
+    name: str
+    """Of the floor."""
+    simulated: bool
+    """Calibrated on a simulated device, which says nothing about real kernels."""
+    factor: float
+    """On all of its limits; 1 unless it was calibrated in other circumstances."""
+    why: str
+    """Of the factor; empty for 1."""
+    wider: bool
+    """Whether its limits may exceed the derived bounds: a simulated floor on hardware."""
+    judged: int
+    """Checkpoints that it judged; the others were judged by derived bounds."""
 
 
 class Tensors(Documented):
@@ -305,6 +322,8 @@ class Tensors(Documented):
 
     policy: Literal["derived", "seed"]
     """What judges: allowances derived from dtype and depth, or the seeds' thresholds alone."""
+    floor: Floor | None = None
+    """The floor that narrows the derived allowances; null if these judge alone."""
     counts: dict[str, int]
     """Checkpoints by verdict."""
     rows: int

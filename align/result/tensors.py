@@ -8,7 +8,7 @@ from math import inf, isfinite
 from align.compare.checkpoint import CheckpointComparison
 from align.compare.coverage import Coverage as Covered
 from align.compare.tensors import TensorComparison
-from align.result.parts import CheckpointNumbers, Coverage, Seen, Tensors
+from align.result.parts import CheckpointNumbers, Coverage, Floor, Seen, Tensors
 from align.result.plain import plain
 from align.run.report import Report
 
@@ -48,12 +48,24 @@ def tensors_of(report: Report) -> Tensors | None:
     shown = list({one.name: one for one in chosen if one is not None}.values())[:_SHOWN]
     return Tensors(
         policy=compared.policy.name,
+        floor=_floor(compared),
         counts=dict(sorted(Counter(one.verdict for one in compared.checkpoints).items())),
         rows=len(compared.pairing.rows) or max((one.rows for one in compared.checkpoints), default=0),
         first_divergence=None if first is None else first.name,
         beyond=[one.name for one in compared.checkpoints if one.verdict == "beyond"],
         shown=[numbers(compared, one) for one in shown],
         notes=list(compared.notes),
+    )
+
+
+def _floor(compared: TensorComparison) -> Floor | None:
+    floor = compared.policy.floor
+    if floor is None:
+        return None
+    judged = [one.name for one in compared.checkpoints if one.compared and not one.estimated]
+    count = sum(compared.policy.judged_by(name) == floor.words for name in judged)
+    return Floor(
+        name=floor.name, simulated=floor.simulated, factor=floor.factor, why=floor.why, wider=floor.wider, judged=count
     )
 
 

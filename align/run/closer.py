@@ -38,6 +38,7 @@ def record_alone(
     *,
     along: tuple[Generation, ...] | None,
     policy: Literal["derived", "seed"],
+    floor: str,
     checkpoint_files: Mapping[str, str],
     stable: Mapping[str, Stability],
     say: Callable[[str], None],
@@ -68,7 +69,7 @@ def record_alone(
             stable=stable[role], look=2,
         )  # fmt: skip
         write_manifest(directory, content)
-    return judge_alone(directories, look, headline, policy, say)
+    return judge_alone(directories, look, headline, policy, floor, say)
 
 
 def judge_alone(
@@ -76,6 +77,7 @@ def judge_alone(
     look: Look,
     headline: Finding | None,
     policy: Literal["derived", "seed"],
+    floor: str,
     say: Callable[[str], None] = lambda where: None,
 ) -> Alone:
     """Compare what was recorded of one request by itself.
@@ -83,7 +85,7 @@ def judge_alone(
     Raises:
         UserError: a recording is not whole.
     """
-    tensors, findings = _compare(directories, policy, say)
+    tensors, findings = _compare(directories, policy, floor, say)
     return Alone(
         request=look.requests[0],
         checkpoint=look.checkpoint,
@@ -103,7 +105,7 @@ def _some(side: SideOutcome, name: Literal["free", "again"], requests: Sequence[
 
 
 def _compare(
-    directories: Mapping[str, Path], policy: Literal["derived", "seed"], say: Callable[[str], None]
+    directories: Mapping[str, Path], policy: Literal["derived", "seed"], floor: str, say: Callable[[str], None]
 ) -> tuple[TensorComparison, tuple[Finding, ...]]:
     with ExitStack() as stack:
         traces = {role: stack.enter_context(closing(open_trace(path))) for role, path in directories.items()}
@@ -114,7 +116,7 @@ def _compare(
                 raise UserError(
                     f"the recording of one request alone cannot be read: {error}", "run it again"
                 ) from error
-        return judge_tensors(traces["candidate"], traces["reference"], policy, {}, say)
+        return judge_tensors(traces["candidate"], traces["reference"], policy, {}, say, floor)
 
 
 def _verified(look: Look, tensors: TensorComparison) -> dict[int, str]:

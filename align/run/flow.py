@@ -10,6 +10,7 @@ from typing import Literal
 
 from adapters.base import Generation, RunResult
 from adapters.probe.spec import CaptureSpec
+from align.calibrate.choose import NONE
 from align.case.schema import Case
 from align.checkpoints.table import Structure, structure_of
 from align.compare.noise import NoisePolicy
@@ -48,6 +49,7 @@ class Wishes:
         budget: bytes of values per side.
         min_coverage: percent of the checkpoints without which nothing is called aligned.
         along: what the recording follows, instead of what the reference generates.
+        floor: which calibrated floor narrows the derived policy.
     """
 
     tensors: bool = True
@@ -58,6 +60,7 @@ class Wishes:
     budget: int = DEFAULT_BUDGET_MB * 10**6
     min_coverage: float = DEFAULT_COVERAGE
     along: tuple[Generation, ...] | None = None
+    floor: str = NONE
 
 
 def structure_or_none(info: ModelInfo, tp: int) -> Structure | None:
@@ -254,6 +257,7 @@ class Flow:
             headline,
             along=self._wishes.along,
             policy=self._wishes.policy,
+            floor=self._wishes.floor,
             checkpoint_files=self._certifier.files(self._info.path),
             stable={one.side: one for one in report.stability},
             say=lambda where: self._session.say("compare", f"{look.requests[0]} alone: {where}"),
@@ -287,6 +291,7 @@ class Flow:
                 self._wishes.policy,
                 report.comparisons,
                 lambda where: self._session.say("compare", where),
+                self._wishes.floor,
             )
 
     def _write_manifests(self, directories: Mapping[str, Path], look: int) -> None:

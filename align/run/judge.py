@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 import torch
 
+from align.calibrate.choose import NONE, choose_floor
 from align.compare.calls import with_calls
 from align.compare.coverage import percent_text
+from align.compare.floor import FloorRule
 from align.compare.host import host_fallbacks
 from align.compare.locate import locate
 from align.compare.policy import TensorPolicy
@@ -40,12 +42,13 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def policy_for(reference: Recorded, name: Literal["derived", "seed"]) -> TensorPolicy:
-    """The thresholds for the reference's model."""
+def policy_for(reference: Recorded, name: Literal["derived", "seed"], floor: FloorRule | None = None) -> TensorPolicy:
+    """The thresholds for the reference's model; a floor narrows derived ones alone."""
     config: Mapping[str, Any] = reference.manifest.get("model") or {}
     layers = int(config.get("num_hidden_layers") or 1)
     make = TensorPolicy.derived if name == "derived" else TensorPolicy.seed
-    return make(reference.dtype, layers, quantised=bool(config.get("quantization_config")))
+    policy = make(reference.dtype, layers, quantised=bool(config.get("quantization_config")))
+    return policy if floor is None or name != "derived" else replace(policy, floor=floor)
 
 
 def judge_tensors(
@@ -54,24 +57,27 @@ def judge_tensors(
     policy: Literal["derived", "seed"],
     comparisons: Mapping[str, TokenComparison],
     progress: Callable[[str], None] | None = None,
+    floor: str = NONE,
 ) -> tuple[TensorComparison, tuple[Finding, ...]]:
     """Compare two traces and say what is wrong, the headline first.
 
     Args:
         comparisons: of the tokens, by mode; empty if there are none.
         progress: hears where the comparison is.
+        floor: see :func:`align.calibrate.choose.choose_floor`.
 
     Raises:
-        UserError: a trace cannot be read at all, or nothing in it can be compared.
+        UserError: a trace cannot be read at all, nothing in it can be compared, or the floor is not one for them.
     """
 
     def at(done: int, total: int, name: str) -> None:
         if progress is not None:
             progress(f"{done}/{total} {name}")
 
+    rule = choose_floor(floor, candidate.manifest, reference.manifest) if policy == "derived" else None
     try:
         with one_thread():
-            compared = compare_traces(candidate, reference, policy_for(reference, policy), at)
+            compared = compare_traces(candidate, reference, policy_for(reference, policy, rule), at)
     except ValueError as error:
         raise UserError(f"the traces cannot be compared: {error}", "record them again: align capture") from error
     if not any(one.compared for one in compared.checkpoints):

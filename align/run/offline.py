@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from align.calibrate.choose import NONE
 from align.case.schema import Case, parse_case
 from align.checkpoints.table import structure_of
 from align.compare.noise import NoisePolicy
@@ -59,12 +60,17 @@ class Offline:
     Args:
         min_coverage: percent of the checkpoints without which nothing is called aligned. Files that say no model
             should hold what either side holds.
+        floor: which calibrated floor narrows the derived policy.
     """
 
     def __init__(
-        self, allow: Collection[str], policy: Literal["derived", "seed"], min_coverage: float = DEFAULT_COVERAGE
+        self,
+        allow: Collection[str],
+        policy: Literal["derived", "seed"],
+        min_coverage: float = DEFAULT_COVERAGE,
+        floor: str = NONE,
     ) -> None:
-        self._allow, self._policy = frozenset(allow), policy
+        self._allow, self._policy, self._floor = frozenset(allow), policy, floor
         self.report = Report(min_coverage=min_coverage)
         #: What the recordings say of themselves, by role.
         self.manifests: dict[str, Mapping[str, Any]] = {}
@@ -110,7 +116,9 @@ class Offline:
         assert demanded is not None
         candidate, reference = sides["candidate"], sides["reference"]
         with report.timed("compare"):
-            report.tensors, report.findings = judge_tensors(candidate, reference, self._policy, {}, progress)
+            report.tensors, report.findings = judge_tensors(
+                candidate, reference, self._policy, {}, progress, self._floor
+            )
         verdict = overall_verdict({}, report.findings)
         refuse_unreadable(verdict, sides)
         refuse_unmatched(verdict, report.tensors, sides, demanded)
@@ -134,7 +142,7 @@ class Offline:
             report.comparisons = _tokens(manifests, NoisePolicy.for_dtype(case.dtype, info.layers), case)
         with report.timed("compare"):
             report.tensors, report.findings = judge_tensors(
-                traces["candidate"], traces["reference"], self._policy, report.comparisons, progress
+                traces["candidate"], traces["reference"], self._policy, report.comparisons, progress, self._floor
             )
         if report.findings:
             with report.timed("diagnose"):

@@ -36,6 +36,7 @@ class RunRequest(Strict):
     patch_sha256: dict[str, str] = Field(default_factory=dict)
     allow: tuple[str, ...] = ()
     policy: str = "derived"
+    floor: str = "auto"
     min_coverage: float = 100.0
     tensors: bool = True
     capture: tuple[str, ...] = ()

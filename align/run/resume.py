@@ -12,6 +12,7 @@ from typing import Any, Literal
 from adapters.base import SIDES, EngineSpec
 from adapters.host import Launched
 from adapters.probe.spec import CaptureSpec
+from align.calibrate.choose import NONE
 from align.errors import UserError
 from align.run.closer import CLOSER, judge_alone
 from align.run.complete import require_rows
@@ -63,6 +64,7 @@ def judge_traces(
     policy: Literal["derived", "seed"],
     min_coverage: float,
     progress: Callable[[str], None] | None = None,
+    floor: str = NONE,
 ) -> tuple[Judged | None, str]:
     """Judge whole recordings as the run would have gone on to.
 
@@ -70,7 +72,7 @@ def judge_traces(
         ``None`` and the reason, where the engines are needed once more: a file is damaged, or what is accused has to
         be recorded with its values.
     """
-    offline = Offline(allow, policy, min_coverage)
+    offline = Offline(allow, policy, min_coverage, floor)
     error: UserError | None = None
     compared = None
     try:
@@ -80,14 +82,14 @@ def judge_traces(
             return None, stopped.message
         error = stopped
     if error is None:
-        why = _closer(offline, traces, policy)
+        why = _closer(offline, traces, policy, floor)
         if why:
             return None, why
     outcome = Outcome({role: _side_of(content) for role, content in offline.manifests.items()})
     return Judged(offline.report, outcome, compared, error), ""
 
 
-def _closer(offline: Offline, traces: Mapping[str, Path], policy: Literal["derived", "seed"]) -> str:
+def _closer(offline: Offline, traces: Mapping[str, Path], policy: Literal["derived", "seed"], floor: str) -> str:
     """Take in what was recorded of the headline's request by itself; the reason why engines are needed, if they are."""
     report, content = offline.report, offline.manifests["candidate"]
     with closing(open_trace(traces["reference"])) as trace:
@@ -107,7 +109,7 @@ def _closer(offline: Offline, traces: Mapping[str, Path], policy: Literal["deriv
             return f"{look.requests[0]} was not recorded by itself yet"
         try:
             headline = headline_of(report.findings, look.checkpoint)
-            report.alone = judge_alone(directories, look, headline, policy)
+            report.alone = judge_alone(directories, look, headline, policy, floor)
         except UserError as error:
             return error.message
         look = look_after_alone(look, report.alone.reproduced, kept)
