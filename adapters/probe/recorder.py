@@ -23,6 +23,7 @@ from adapters.probe.digests import DigestPass
 from adapters.probe.residual import ResidualPass, Weights
 from adapters.probe.slots import positions_of
 from adapters.probe.spec import CaptureSpec
+from adapters.probe.transplant import Transplant
 from adapters.probe.watch import Watch
 from align.checkpoints.shards import shards
 from align.checkpoints.table import Name, Structure, kinds
@@ -69,6 +70,8 @@ class Recorder:
         self._told: dict[str, str] = {}
         #: Checkpoints that no tap could be hung up for, with the reason.
         self.missing: dict[str, str] = {}
+        #: What is replaced in this run before it is recorded.
+        self.transplant: Transplant | None = None
 
     # ---------------------------------------------------------------------------------------------------- steps
 
@@ -88,6 +91,8 @@ class Recorder:
         self._step.failures.update(self.missing)
         self._book.begin(step, phase, self._step.count)
         self._watch.begin(step, phase)
+        if self.transplant is not None:
+            self.transplant.rows = self._step.rows
 
     def _start(self, spec: CaptureSpec, run: int) -> None:
         self._told.clear()
@@ -115,6 +120,8 @@ class Recorder:
             self._residual.begin(run)
         if spec.digest:
             self._digest = DigestPass(parts, spec.seed)
+        given = spec.transplant
+        self.transplant = None if given is None else Transplant(given, self.structure, self.rank, self.tp_rank)
 
     def reorder(self, requests: Sequence[str]) -> None:
         """The engine batches the step's spans in this order."""
@@ -122,6 +129,8 @@ class Recorder:
             spans = {row.request: row for row in self._step.rows}
             assert sorted(requests) == sorted(spans), f"a batch of {requests}, but the step computes {list(spans)}"
             self._step.rows = tuple(spans[request] for request in requests)
+            if self.transplant is not None:
+                self.transplant.rows = self._step.rows
 
     def dummy(self) -> None:
         """A forward without requests is about to run; the trace says so, and nothing else of it is kept."""
@@ -220,6 +229,8 @@ class Recorder:
             return
         assert self._writer is not None and self._spec is not None
         self._write_calls()
+        if self.transplant is not None:
+            self.transplant.leave()
         try:
             token_ids, positions = self._inputs(step)
             tensors: dict[str, Tensor] = {TOKEN_IDS: token_ids, POSITIONS: positions}

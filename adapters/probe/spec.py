@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 _FILE = "spec.json"
 
@@ -25,6 +27,19 @@ class RequestSpec:
 
 
 @dataclass(frozen=True)
+class TransplantSpec:
+    """Tensors of the other side that take the place of this side's own in one run.
+
+    Attributes:
+        directory: holds the tensors, see :mod:`adapters.probe.transplant`; every rank says there what it replaced.
+        checkpoints: names of what is replaced.
+    """
+
+    directory: str
+    checkpoints: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class CaptureSpec:
     """What the workers record of one run.
 
@@ -35,6 +50,7 @@ class CaptureSpec:
         residual: recompute every operator in float32 and keep statistics of the error that it added.
         sample_rows: rows per step that the residual recomputes at most.
         seed: of the projections and the sampling.
+        transplant: what is replaced before it is recorded, and before anything reads it.
     """
 
     directory: str
@@ -43,6 +59,14 @@ class CaptureSpec:
     residual: bool = True
     sample_rows: int = 64
     seed: int = 0
+    transplant: TransplantSpec | None = None
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> CaptureSpec:
+        """The inverse of :func:`dataclasses.asdict`, also of its JSON."""
+        given = plain.get("transplant")
+        transplant = None if given is None else TransplantSpec(given["directory"], tuple(given["checkpoints"]))
+        return cls(**{**plain, "values": tuple(plain["values"]), "transplant": transplant})
 
 
 @dataclass(frozen=True)
@@ -90,7 +114,7 @@ class SpecReader:
             }
             capture = raw.get("capture")
             if capture is not None:
-                capture = CaptureSpec(**{**capture, "values": tuple(capture["values"])})
+                capture = CaptureSpec.from_dict(capture)
             self._spec = ProbeSpec(raw["generation"], raw["top_k"], requests, capture)
             self._stamp = stamp
         return self._spec

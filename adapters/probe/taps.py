@@ -25,6 +25,7 @@ from torch import Tensor
 
 from adapters.probe.callsite import definition
 from adapters.probe.transforms import TRANSFORMS, Dims
+from adapters.probe.transplant import Transplant
 from align.checkpoints.table import Structure, kinds
 
 #: Rows that are no checkpoints but say what the rows of a step are.
@@ -53,6 +54,11 @@ class Tap:
         """Whether it is taken before the call."""
         return all(choice.startswith("in.") for choice in self.pick.split("|"))
 
+    @property
+    def of_sum(self) -> bool:
+        """Whether it is the sum of a fused add and norm."""
+        return self.pick.partition("|")[0] == "out.1" and kinds()[self.checkpoint].stage == "residual"
+
 
 def load_taps(engine: str) -> tuple[Tap, ...]:
     """The table of an engine.
@@ -73,6 +79,9 @@ class Sink(Protocol):
 
     @property
     def active(self) -> bool: ...
+
+    @property
+    def transplant(self) -> Transplant | None: ...
 
     def wants(self, checkpoint: str, layer: int | None) -> bool: ...
 
@@ -265,6 +274,13 @@ class Taps:
     def _take(self, one: _Armed, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         layer = self._layer if one.shared else one.layer
         checkpoint = one.tap.checkpoint
+        transplant = self._sink.transplant
+        name = None if transplant is None else transplant.name(checkpoint, layer)
+        if transplant is not None and name is not None:
+            try:
+                transplant.at_tap(name, one.pick(args, kwargs, result), one.tap.transform)
+            except LookupError as error:
+                transplant.fail(name, error)
         if not self._sink.wants(checkpoint, layer):
             return
         try:
@@ -291,6 +307,18 @@ class Taps:
         finally:
             self._calls.leave()
 
+    def _enter(
+        self, taps: Sequence[_Armed], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, with the summands of a residual that is to be replaced."""
+        transplant = self._sink.transplant
+        if transplant is not None:
+            for one in taps:
+                name = transplant.name(one.tap.checkpoint, self._layer if one.shared else one.layer)
+                if name is not None and one.tap.of_sum:
+                    args, kwargs = transplant.into_sum(name, one.parameters, args, kwargs, one.tap.transform)
+        return args, kwargs
+
     def _wrap_site(self, target: Any, attribute: str, armed: list[_Armed]) -> None:
         original = getattr(target, attribute)
         outer = [one for one in armed if ">" not in one.tap.attribute]
@@ -304,7 +332,7 @@ class Taps:
             if where:
                 inside.setdefault(where, []).append(one)
         own = next((one.layer for one in armed if not one.shared), None)
-        sink, take = self._sink, self._take
+        sink, take, enter = self._sink, self._take, self._enter
 
         @functools.wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
@@ -314,6 +342,7 @@ class Taps:
                 self._layer = own
             for one in before:
                 take(one, args, kwargs, None)
+            args, kwargs = enter(after, args, kwargs)
             with self._called(outer, args, kwargs):
                 if not inside:
                     result = original(*args, **kwargs)

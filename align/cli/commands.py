@@ -106,6 +106,16 @@ def run_command(
         str,
         typer.Option(help="With --no-tensors: teacher-forced replay auto (when tokens differ), always or never."),
     ] = "auto",
+    confirm: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SIDE:CHECKPOINT",
+            help="Transplant there too: does the other side's tensor repair it? As in candidate:layers.1.mlp.up.",
+        ),
+    ] = None,
+    no_confirm: Annotated[
+        bool, typer.Option("--no-confirm", help="Do not confirm the first finding by a transplant.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="New directory for the results. Default: one below the cache's runs/.")
     ] = None,
@@ -188,6 +198,8 @@ def run_command(
         interactive=interactive,
         lang=lang,
         json=json,
+        confirm=not no_confirm,
+        accuse=tuple(confirm or ()),
     )
     raise typer.Exit(guarded(lambda: run.execute(settings), debug))
 

@@ -172,6 +172,8 @@ def _settings(request: RunRequest, path: Path, asked: ResumeSettings | ReplaySet
         command=request.command,
         named=(request.named_model, request.named_layout),
         along=request.along,
+        confirm=request.confirm,
+        accuse=request.accuse,
     )
 
 

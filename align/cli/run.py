@@ -47,6 +47,7 @@ from align.run.report import Report
 from align.run.request import RunRequest, digests, patch_files
 from align.run.session import Session
 from align.run.side import Limits
+from align.walk.transplant import accusation_of
 from envs.home import align_home
 from envs.profiles import PYTHON_VARIABLES
 
@@ -101,6 +102,9 @@ class RunSettings:
     floor: str = AUTO
     #: Ids by request that the recording follows.
     along: Mapping[str, tuple[int, ...]] | None = None
+    #: Transplants: at the headline, and where the user accuses somebody (``SIDE:CHECKPOINT``).
+    confirm: bool = True
+    accuse: tuple[str, ...] = ()
 
 
 def execute(settings: RunSettings) -> int:
@@ -259,6 +263,8 @@ def _wishes(settings: RunSettings) -> Wishes:
         budget=budget_bytes(settings.values_budget),
         min_coverage=coverage_demanded(settings.min_coverage),
         along=None if settings.along is None else generations_along(settings.along),
+        confirm=settings.confirm,
+        accusations=tuple(map(accusation_of, settings.accuse)),
     )
 
 
@@ -291,6 +297,8 @@ def _request(settings: RunSettings, info: ModelInfo, known: Known) -> RunRequest
         named_layout=known.answers.layout,
         lang=settings.lang,
         along=None if settings.along is None else dict(settings.along),
+        confirm=settings.confirm,
+        accuse=settings.accuse,
     )
 
 

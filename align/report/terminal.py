@@ -109,6 +109,8 @@ def show_findings(
         console.print(f"  … and {len(further) - _SHOWN_FINDINGS} more findings in run.json", highlight=False)
     for line in _walked(report):
         console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
+    for transplant in report.transplants:
+        console.print(f"  {escape(transplant.summary)}", highlight=False, soft_wrap=True)
     if report.tainted:
         names = ", ".join(condition.name for condition in report.tainted)
         console.print(

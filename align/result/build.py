@@ -76,6 +76,7 @@ def result_of(
         "symptom": symptom_of(report, ground).model_dump(),
         "findings": [_finding(one) for one in report.findings],
         **walked_of(report),
+        "transplants": [one.to_dict() for one in report.transplants],
         "scope": scope_of(report).model_dump(),
         "tokens": None if tokens is None else tokens.model_dump(),
         "conditions": [one.to_dict() for one in report.conditions],

@@ -128,6 +128,9 @@ class Result(Documented):
     """The request that shows the headline, run by itself; null if that was not tried."""
     diagnosis: Diagnosed | None = None
     """The headline's checkpoint in float64, and the kind of fault; null if there is none, or no values of it."""
+    transplants: list[dict[str, Any]] = Field(default_factory=list)
+    """What came of putting the other side's tensors in the accused side's place: ``verdict`` (``confirmed``,
+    ``refuted``, ``not measurable``, ``not possible``), ``why``, and the errors before and after."""
     scope: Scope
     """Which layers, requests and ranks are affected."""
     tokens: Tokens | None = None

@@ -100,6 +100,9 @@ def _about(stage: str, move: Move, report: Report, ground: Ground) -> dict[str, 
         told = report.diagnosis
         fault = told.fits[0].text if told.fits else "nothing was fitted"
         return {"checkpoint": told.checkpoint, "why": told.why, "fault": fault}
+    if stage == "confirm" and move.transplants:
+        last = move.transplants[-1]
+        return {"checkpoint": last.checkpoint, "side": last.side, "verdict": last.verdict}
     if stage == "record again":
         kept = {name: None for patterns in ground.values.values() for name in patterns}
         return {"values": _names(list(kept))} if kept else {}

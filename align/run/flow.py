@@ -22,6 +22,7 @@ from align.models.info import ModelInfo
 from align.run.certify import Certifier, recorded_prompts
 from align.run.closer import CLOSER, record_alone
 from align.run.complete import require_rows
+from align.run.confirm import Confirmer
 from align.run.diagnose import diagnose_headline
 from align.run.judge import DEFAULT_COVERAGE, judge_tensors, refuse_uncovered
 from align.run.manifest import manifest, write_manifest
@@ -34,6 +35,8 @@ from align.run.verdict import overall_verdict, tokens_verdict
 from align.trace.format import MANIFEST
 from align.walk.diagnosis import Diagnosis
 from align.walk.planner import Look, first_look_closer, headline_of, look_after_alone
+from align.walk.recovery import TransplantResult
+from align.walk.transplant import Accusation, NotPossibleError, accusation_in, known_of, plan_transplant
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Wishes:
         min_coverage: percent of the checkpoints without which nothing is called aligned.
         along: what the recording follows, instead of what the reference generates.
         floor: which calibrated floor narrows the derived policy.
+        confirm: transplant at the first finding that accuses an operator or a weight of one side.
+        accusations: transplants to be made besides, whatever was found.
     """
 
     tensors: bool = True
@@ -61,6 +66,8 @@ class Wishes:
     min_coverage: float = DEFAULT_COVERAGE
     along: tuple[Generation, ...] | None = None
     floor: str = NONE
+    confirm: bool = True
+    accusations: tuple[Accusation, ...] = ()
 
 
 def structure_or_none(info: ModelInfo, tp: int) -> Structure | None:
@@ -97,6 +104,7 @@ class Flow:
         self._session, self._case, self._info, self._wishes, self._keep = session, case, info, wishes, keep
         self._structure = check_recordable(info, case.layout.tp) if wishes.tensors else None
         self._certifier = Certifier(case, info, structure_or_none(info, case.layout.tp), wishes.allow)
+        _check_accusations(wishes.accusations, self._structure)
         self.report = Report(min_coverage=wishes.min_coverage if wishes.tensors else None)
 
     def run(self) -> Report:
@@ -231,6 +239,7 @@ class Flow:
             with report.timed("diagnose"):
                 self._session.say("diagnose", "the first finding, in float64")
                 report.findings, report.diagnosis = self._diagnosed(directories)
+        self._confirm(directories)
 
     def _diagnosed(self, directories: Mapping[str, Path]) -> tuple[tuple[Finding, ...], Diagnosis | None]:
         """With the recording of the whole batch, or else with that of the request alone."""
@@ -273,6 +282,19 @@ class Flow:
             self._session.replay(self._wishes.along, again)
         self._judge(directories, look=2)
 
+    def _confirm(self, directories: Mapping[str, Path]) -> None:
+        """Transplants: at what is accused first, and where the user wants one."""
+        report = self.report
+        headline = accusation_in(report.findings) if self._wishes.confirm else None
+        confirmer = Confirmer(self._session, directories, self._wishes.along)
+        for accusation in dict.fromkeys((*([] if headline is None else [headline]), *self._wishes.accusations)):
+            with report.timed("confirm"):
+                known = known_of(accusation, report.tensors, report.findings)
+                result = confirmer.confirm(replace(accusation, known=known))
+                report.transplants = (*report.transplants, result)
+                if accusation == headline:
+                    report.findings = tuple(_told(one, accusation, result) for one in report.findings)
+
     def _judge(self, directories: Mapping[str, Path], look: int = 1) -> None:
         report = self.report
         self._session.say("compare", "tensors, from layer 0 upward")
@@ -311,8 +333,31 @@ class Flow:
             write_manifest(directory, content)
 
 
+def _check_accusations(accusations: Iterable[Accusation], structure: Structure | None) -> None:
+    """Refuse accusations that no transplant can answer, before anything is started.
+
+    Raises:
+        UserError: no tensors are recorded, the model has no such checkpoint, or it cannot be replaced.
+    """
+    for one in accusations:
+        text = f"--confirm {one.side}:{one.checkpoint}"
+        if structure is None:
+            raise UserError(f"{text} needs tensors", "leave out --no-tensors")
+        try:
+            plan_transplant(structure, one)
+        except NotPossibleError as error:
+            raise UserError(f"{text} is not possible: {error}", "align taps ENGINE lists the checkpoints") from None
+
+
 def peak_of(results: Iterable[RunResult]) -> float:
     """The largest logit magnitude that the runs recorded."""
     return max(
         (step.peak for result in results for generation in result.generations for step in generation.steps), default=0.0
     )
+
+
+def _told(finding: Finding, accusation: Accusation, result: TransplantResult) -> Finding:
+    """The finding that was put to the test says what came of it."""
+    if (finding.side, finding.checkpoint) != (accusation.side, accusation.checkpoint):
+        return finding
+    return replace(finding, evidence={**finding.evidence, "transplant": result.to_dict()})

@@ -47,6 +47,7 @@ def report_record(report: Report) -> dict[str, Any]:
         "reason": report.reason,
         "allowed": [condition.name for condition in report.tainted],
         "findings": [finding.to_dict() for finding in report.findings],
+        "transplants": [one.to_dict() for one in report.transplants],
         "conditions": [condition.to_dict() for condition in report.conditions],
         "stability": [one.to_dict() for one in report.stability],
         "comparisons": {name: comparison.to_dict() for name, comparison in report.comparisons.items()},

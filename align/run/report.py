@@ -15,6 +15,7 @@ from align.run.stability import Stability
 from align.run.verdict import Verdict
 from align.walk.alone import Alone
 from align.walk.diagnosis import Diagnosis
+from align.walk.recovery import TransplantResult
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,14 @@ class Move:
 
     Attributes:
         stage: its name.
-        conditions, tensors, findings: as in :class:`Report`.
+        conditions, tensors, findings, transplants: as in :class:`Report`.
     """
 
     stage: str
     conditions: tuple[Condition, ...] = ()
     tensors: TensorComparison | None = None
     findings: tuple[Finding, ...] = ()
+    transplants: tuple[TransplantResult, ...] = ()
 
 
 @dataclass
@@ -44,6 +46,7 @@ class Report:
         comparisons: of tokens, by mode (``free``, ``replay``).
         tensors: of tensors; ``None`` if none were recorded.
         findings: what is wrong, the headline first.
+        transplants: what transplants showed, that of the headline first.
         min_coverage: percent of the checkpoints without which nothing is called aligned; ``None`` if none was demanded.
         surplus: rows by role that a side computed ahead of what was asked for; they have no partner, and need none.
         alone: what the request that shows the headline does by itself; ``None`` if it was not tried.
@@ -61,6 +64,7 @@ class Report:
     comparisons: dict[str, TokenComparison] = field(default_factory=dict)
     tensors: TensorComparison | None = None
     findings: tuple[Finding, ...] = ()
+    transplants: tuple[TransplantResult, ...] = ()
     min_coverage: float | None = None
     surplus: dict[str, int] = field(default_factory=dict)
     alone: Alone | None = None
@@ -78,7 +82,7 @@ class Report:
             yield
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - started
-            self.moves.append(Move(stage, self.conditions, self.tensors, self.findings))
+            self.moves.append(Move(stage, self.conditions, self.tensors, self.findings, self.transplants))
 
     @property
     def tainted(self) -> tuple[Condition, ...]:

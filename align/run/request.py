@@ -25,6 +25,7 @@ class RunRequest(Strict):
         patch_sha256: by file.
         named_model, named_layout: whether the user named them, or they are the defaults.
         along: ids by request that the recording follows instead of the reference's own.
+        confirm, accuse: transplants, as ``--no-confirm`` and ``--confirm`` say.
     """
 
     schema_version: Literal[1] = 1
@@ -53,6 +54,8 @@ class RunRequest(Strict):
     named_layout: bool = False
     lang: str = "en"
     along: dict[str, tuple[int, ...]] | None = None
+    confirm: bool = True
+    accuse: tuple[str, ...] = ()
 
     def to_text(self) -> str:
         """The file's content."""

@@ -209,6 +209,25 @@ class Session:
         self._each(run, {"replay": "record alone"})
         return results
 
+    def replay_apart(
+        self, captures: Mapping[str, CaptureSpec], along: tuple[Generation, ...] | None = None
+    ) -> dict[str, RunResult]:
+        """Replay some sides once more for records of their own; the outcome of the run stays as it is.
+
+        Args:
+            captures: by role, of the sides that replay.
+            along: as in :meth:`replay`.
+        """
+        forced = self.forced(along)
+        found: dict[str, RunResult] = {}
+
+        def run(role: str) -> None:
+            if role in captures:
+                found[role] = self._sides[role].replay(forced, self._case.decoding.top_logprobs, captures[role])
+
+        self._each(run, {"replay": "confirm"})
+        return found
+
     def forced(self, along: tuple[Generation, ...] | None = None, only: Collection[str] = ()) -> tuple[Request, ...]:
         """The requests with the ids that a replay follows; of ``only`` some, the first ones arrive at once."""
         if along is None:

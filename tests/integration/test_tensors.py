@@ -159,9 +159,9 @@ def test_an_allowed_condition_marks_the_verdict(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_captures_made_apart_give_the_same_findings(tmp_path: Path) -> None:
     fault = patch("norm", tmp_path)
-    joint = run(
-        tmp_path / "joint", "--patch", f"candidate={fault}", "--max-new-tokens", "4", *NATIVE["candidate"], code=1
-    )
+    # Recordings alone make no transplant.
+    given = ("--patch", f"candidate={fault}", "--max-new-tokens", "4", "--no-confirm")
+    joint = run(tmp_path / "joint", *given, *NATIVE["candidate"], code=1)
     case = str(tmp_path / "joint" / "case.json")
     reference, candidate = str(tmp_path / "reference"), str(tmp_path / "candidate")
     done = run_align("capture", "vllm", "--side", "reference", "--case", case, "--out", reference)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from adapters.probe.taps import ENGINES, PSEUDO, Tap, Taps, load_taps, locate, picker, signatures
 from adapters.probe.transforms import TRANSFORMS
+from adapters.probe.transplant import Transplant
 from align.checkpoints.table import Structure, kinds
 from tests.unit.adapters.probe import toy_engine
 from tests.unit.adapters.probe.toy_engine import Attention, Inherits, Toy, linear
@@ -38,6 +39,7 @@ class Sink:
 
     def __init__(self, unwanted: str = "") -> None:
         self.active = True
+        self.transplant: Transplant | None = None
         self.unwanted = unwanted
         self.seen: dict[tuple[str, int | None], Any] = {}
         self.failures: dict[tuple[str, int | None], Exception] = {}

@@ -193,7 +193,7 @@ def test_compare_writes_the_same_form(align: Align, tmp_path: Path, setup: Setup
     assert (found.source, joint.source) == ("compare", "run")
     for part in ("verdict", "findings", "tokens", "tensors", "coverage", "scope", "engines", "case", "weights"):
         assert getattr(found, part) == getattr(joint, part), part
-    assert [step.stage for step in found.walk] == ["read", "conditions", "tokens", "compare"]
+    assert [step.stage for step in found.walk] == ["read", "conditions", "tokens", "compare", "diagnose"]
     assert found.details is not None
     assert found.details["tensors"]["checkpoints"]
     assert align("report", str(file), "--out", "-")[1].startswith("# Precision report")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,8 @@ class Scripted:
         runs: by role, ids of the first, the second and the recorded run's greedy choice; absent means the usual ones.
         weights: by role, the audit that its workers leave.
         stages: what was called.
+        repairs: whether a transplant of these names undoes the side's edits.
+        replaced: rows that the workers say they replaced; by default all that they were given.
     """
 
     roles = SIDES
@@ -69,6 +71,8 @@ class Scripted:
         #: Whether what ``edits`` does is seen in the whole batch alone.
         self.batch_only = False
         self.stages: list[str] = []
+        self.repairs: Callable[[tuple[str, ...]], bool] = lambda names: False
+        self.replaced: int | None = None
         self.said: list[str] = []
         self.failure: Exception | None = None
         self.outcome = Outcome({role: SideOutcome(engine) for role, engine in ENGINES.items()})
@@ -141,6 +145,21 @@ class Scripted:
             if look is not None:
                 write_trace(Path(look.directory), look, self.edits.get(role))
                 side.captures.append(look)
+
+    def replay_apart(
+        self, captures: Mapping[str, CaptureSpec], along: tuple[Generation, ...] | None = None
+    ) -> dict[str, RunResult]:
+        self.stages.append(f"apart {', '.join(captures)}")
+        for role, look in captures.items():
+            edit = self.edits.get(role)
+            if look.transplant is not None:
+                given = Path(look.transplant.directory)
+                rows = json.loads((given / "rows.json").read_text())
+                counts = {name: len(rows[name]) if self.replaced is None else self.replaced for name in rows}
+                (given / "rank0.json").write_text(json.dumps({"rank": 0, "rows": counts}))
+                edit = None if self.repairs(look.transplant.checkpoints) else edit
+            write_trace(Path(look.directory), look, edit)
+        return {}
 
 
 def write_trace(
