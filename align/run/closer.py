@@ -50,8 +50,7 @@ def record_alone(
     """
     directories = {role: session.directories[role] / CLOSER for role in session.roles}
     captures = {
-        role: CaptureSpec(str(directory.absolute()), values=look.values, digest=False)
-        for role, directory in directories.items()
+        role: CaptureSpec(str(directory.absolute()), values=look.values) for role, directory in directories.items()
     }
     results = session.replay_some(look.requests, along, captures)
     part = case.only(look.requests)

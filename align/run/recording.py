@@ -73,12 +73,11 @@ def default_values(structure: Structure, requests: Sequence[Request], budget: in
 def first_look(
     directory: Path, structure: Structure, requests: Sequence[Request], budget: int, values: Sequence[str] = ()
 ) -> CaptureSpec:
-    """The capture that every run makes: residuals of everything, values as far as the budget goes, else digests.
+    """The capture that every run makes: digests and residuals of everything, values as far as the budget goes.
 
     Args:
         directory: the side's trace.
         values: patterns that the user asked for; they replace the choice by budget.
     """
     chosen = tuple(values) or default_values(structure, requests, budget)
-    # Where all values are kept, projections of them tell nothing more.
-    return CaptureSpec(str(directory.absolute()), values=chosen, digest=chosen != _ALL)
+    return CaptureSpec(str(directory.absolute()), values=chosen)

@@ -136,4 +136,4 @@ def test_alone_records_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [one.verdict for one in recorded.conditions] == ["false"], "told, and judged when two are compared"
     manifest = Trace(out).manifest
     assert (manifest["side"], manifest["conditions"]) == ("reference", [])
-    assert session.outcome.sides["reference"].captures == [CaptureSpec(str(out), digest=False)]
+    assert session.outcome.sides["reference"].captures == [CaptureSpec(str(out))]
