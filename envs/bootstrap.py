@@ -123,7 +123,7 @@ def write_launcher(builder: Builder, driver: Environment, checkout: Path = REPOS
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(number)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code: 0, 2 after an error, 130 when interrupted."""
+    """Run the command and return its exit code: 0, 2 after an error, 128 + the signal that stopped it."""
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
@@ -162,9 +162,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         sys.stderr.write(f"align: {error}\n")
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         sys.stderr.write("align: interrupted; the unfinished environment is built anew next time\n→ make env\n")
-        return 130
+        return 128 + int(stop.args[0] if stop.args else signal.SIGINT)
     return 0
 
 

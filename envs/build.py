@@ -22,7 +22,7 @@ from pathlib import Path
 
 from envs import lockfile
 from envs.errors import EnvError
-from envs.home import SPACE_HINT, align_home, make_directory, os_error, write_atomically
+from envs.home import SPACE_HINT, WRITABLE_HINT, align_home, make_directory, os_error, write_atomically
 from envs.lockfile import Lock, Step
 from envs.run import HEARTBEAT_S, Outcome, Runner, run
 
@@ -53,6 +53,7 @@ _UNWANTED = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV
     )
 }
 _FULL_DISK = ("No space left on device", "Errno 28", "Disk quota exceeded")
+_READ_ONLY = ("Read-only file system", "Errno 30", "Permission denied", "Errno 13")
 _NO_PACKAGE = (
     "No matching distribution",
     "Temporary failure",
@@ -346,6 +347,8 @@ class _Build:
         what = f"cannot build the {self.lock.name} environment: step {label} failed"
         if any(sign in text for sign in _FULL_DISK):
             return EnvError(f"{what}: the disk is full ({self.target.path} or the temporary directory)", SPACE_HINT)
+        if any(sign in text for sign in _READ_ONLY):
+            return EnvError(f"{what}: {self.target.path} or the temporary directory cannot be written", WRITABLE_HINT)
         errors = [line for line in outcome.tail if "error" in line.lower()] or list(outcome.tail)
         reason = errors[-1].strip() if errors else f"exit code {outcome.code}"
         retry = f"{'PYTHON=' + sys.executable + ' ' if os.environ.get('PYTHON') else ''}make env"

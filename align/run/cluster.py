@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +25,13 @@ from align.run.transport import HostDied
 #: Ray's smallest accepted object store; only plain data and small arrays travel through it.
 _OBJECT_STORE_BYTES = 100 << 20
 _CONNECT_SECONDS = 5.0
+#: Ray's own processes that it cannot do without, by the names that the kernel knows.
+_SERVICES = ("gcs_server", "raylet")
+#: Ray ends the driver, with the exit code of a divergence, so many seconds after its gcs_server died (its default: 60).
+RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
+_RECONNECT_SECONDS = 24 * 3600
+#: What Ray says when it gave up waiting for its own processes (2.60.0).
+_SLOW = "timed out during startup"
 #: Where Ray keeps a user's token.
 _RAY_TOKEN = Path.home() / ".ray" / "auth_token"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -51,6 +59,7 @@ class Cluster:
         self.run_id = uuid.uuid4().hex
         self.address = os.environ.get("RAY_ADDRESS", "")
         self._guard: Guard | None = None
+        self._services: dict[int, str] = {}
 
     # ---------------------------------------------------------------------------------------------- enter, exit
 
@@ -66,6 +75,7 @@ class Cluster:
     def _connect(self) -> None:
         assert self._guard is not None
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        os.environ.setdefault(RECONNECT, str(_RECONNECT_SECONDS))
         host, port = _host_and_port(self.address)
         if not self.address or host in _LOOPBACK:
             # Ray replaces a loopback address by the machine's own, unless it is told that clusters are off; only then
@@ -85,21 +95,17 @@ class Cluster:
             if self.address:
                 ray.init(address=self.address, **common)
             else:
-                ray.init(
-                    num_cpus=max(4, os.cpu_count() or 1),
-                    include_dashboard=False,
-                    object_store_memory=_OBJECT_STORE_BYTES,
-                    _node_ip_address="127.0.0.1",
-                    _temp_dir=self._guard.temp_dir,
-                    **common,
-                )
-        except Exception as error:  # Ray raises the bare class when its processes are slow to come up
+                self._start_local(ray.init, common)
+                self._services = {
+                    pid: name for pid in guardian.marked(self.run_id) if (name := _name(pid)) in _SERVICES
+                }
+        except Exception as error:  # a start that takes too long is no better than that
             what = f"the Ray cluster at RAY_ADDRESS={self.address}" if self.address else "a local Ray cluster"
             hint = (
                 _ADDRESS_HINT
                 if self.address
-                else "run the command again when the machine is less busy, with some memory and disk space free in the "
-                "temporary directory (TMPDIR); align doctor looks for what is missing"
+                else "free some memory and disk space in the temporary directory (TMPDIR), or wait until the machine "
+                "is less busy; then run the command again"
             )
             first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(f"{what} could not be reached: {first_line}", hint) from error
@@ -107,6 +113,25 @@ class Cluster:
             os.environ.pop(guardian.MARK, None)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, ours)
+
+    def _start_local(self, init: Callable[..., Any], common: dict[str, Any]) -> None:
+        assert self._guard is not None
+        for last in (False, True):
+            try:
+                init(
+                    num_cpus=max(4, os.cpu_count() or 1),
+                    include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    _node_ip_address="127.0.0.1",
+                    _temp_dir=self._guard.temp_dir,
+                    **common,
+                )
+                return
+            except Exception as error:
+                # Ray's own limit is 30 s, which a busy machine exceeds; a second start finds the files in memory.
+                if last or _SLOW not in str(error):
+                    raise
+                guardian.sweep(self.run_id, but=frozenset({os.getpid()}))
 
     def _authenticate(self) -> None:
         """Choose Ray's token authentication, unless the user chose.
@@ -169,32 +194,62 @@ class Cluster:
 
     def start(self, python: Path, env: dict[str, str], engine: str, directory: Path) -> ActorHost:
         """The host of an engine as an actor."""
-        return ActorHost(self.actor(EngineHost, python, env, engine, str(directory)))
+        return ActorHost(self.actor(EngineHost, python, env, engine, str(directory)), self.require_services)
+
+    def require_services(self) -> None:
+        """Whoever waits for an actor may wait for ever once Ray itself is broken.
+
+        Raises:
+            UserError: one of the local cluster's own processes has ended.
+        """
+        for pid, name in self._services.items():
+            if _name(pid) != name:
+                raise UserError(
+                    f"Ray's {name} has ended, and the run with it: it was killed, or memory ran out",
+                    "run the command again; 'dmesg' tells whether memory ran out",
+                )
+
+
+def _name(pid: int) -> str:
+    """What the kernel calls a process; empty if it has ended."""
+    with contextlib.suppress(OSError):
+        _, _, rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").partition("(")
+        name, _, fields = rest.rpartition(")")
+        return "" if fields.split()[0] in "ZX" else name
+    return ""
 
 
 class ActorHost:
-    """A :class:`align.run.transport.Host` in a Ray actor."""
+    """A :class:`align.run.transport.Host` in a Ray actor.
 
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
+    Args:
+        require: raises if there is no point in waiting.
+    """
+
+    def __init__(self, actor: Any, require: Callable[[], None] = lambda: None) -> None:
+        self._actor, self._require = actor, require
 
     def call(self, method: str, *args: Any) -> ActorCall:
-        return ActorCall(getattr(self._actor, method).remote(*args))
+        return ActorCall(getattr(self._actor, method).remote(*args), self._require)
 
 
 class ActorCall:
     """A :class:`align.run.transport.Pending` of Ray."""
 
-    def __init__(self, reference: Any) -> None:
-        self._reference = reference
+    def __init__(self, reference: Any, require: Callable[[], None] = lambda: None) -> None:
+        self._reference, self._require = reference, require
 
     def poll(self, seconds: float) -> bool:
         import ray
 
         try:
-            return bool(ray.wait([self._reference], timeout=seconds)[0])
+            if ray.wait([self._reference], timeout=seconds)[0]:
+                return True
         except ray.exceptions.RayError as error:
+            self._require()
             raise HostDied(_reason(error)) from error
+        self._require()
+        return False
 
     def result(self) -> Any:
         import ray
@@ -202,6 +257,7 @@ class ActorCall:
         try:
             return ray.get(self._reference)
         except ray.exceptions.RayError as error:
+            self._require()
             raise HostDied(_reason(error)) from error
 
 

@@ -116,8 +116,18 @@ class RunDirectory:
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-            raise disk_error(error, target) from error
+            raise self._disk_error(error, target) from error
         return target
+
+    def _disk_error(self, error: OSError, target: Path) -> UserError:
+        """Where a run has begun, the next step is to go on with it."""
+        found = disk_error(error, target)
+        if not (self.path / REQUEST).is_file():
+            return found
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return UserError(
+            found.message, f"{'free disk space there' if full else 'make it writable'}, then: align resume {self.path}"
+        )
 
     def withdraw(self, log: Path, keep: Path) -> Path | None:
         """Take back everything that the run wrote, so that the same command finds the directory as it was, unlocked.

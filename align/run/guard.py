@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -58,6 +59,7 @@ class Guard:
                 f"no temporary directory can be made: {error.strerror or error}",
                 "free some space there, or name another directory: TMPDIR=/path",
             ) from error
+        self._run_id = run_id
         _adopt_orphans()
         self.process = subprocess.Popen(
             [sys.executable, "-S", str(Path(guardian.__file__)), run_id, str(os.getpid()), self.temp_dir],
@@ -66,9 +68,11 @@ class Guard:
         )
 
     def close(self) -> None:
-        """Let the guardian end what is left, and wait for it."""
+        """Let the guardian end what is left, and wait for it; do its work if it was killed itself."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=_GUARDIAN_SECONDS)
+            if self.process.wait(timeout=_GUARDIAN_SECONDS) < 0:
+                guardian.sweep(self._run_id, but=frozenset({os.getpid()}))
+                shutil.rmtree(self.temp_dir, ignore_errors=True)
         _reap()

@@ -2,7 +2,8 @@
 
 Run as ``python guardian.py RUN_ID DRIVER_PID TEMP_DIR``. Its standard input is a pipe whose other end only the driver
 holds, so end-of-file means that the driver is done, or dead, however it died. Then every process whose environment
-carries the run's mark is asked to stop, and killed :data:`GRACE_SECONDS` later; last, the temporary directory goes.
+carries the run's mark, and whatever such a process started, is asked to stop, and killed :data:`GRACE_SECONDS` later;
+last, the temporary directory goes.
 
 Only the standard library is used and nothing of this project is imported: it must start fast and work when all else is
 broken.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import sys
@@ -23,6 +25,9 @@ MARK = "ALIGN_RUN_ID"
 GRACE_SECONDS = 3.0
 _SWEEPS_AFTER_KILL = 20
 _POLL_SECONDS = 0.1
+#: Between two looks at the family while the driver lives: Ray's own processes end with the driver, before there is time
+#: to see what they had started.
+_WATCH_SECONDS = 1.0
 
 
 def marked(run_id: str, but: frozenset[int] = frozenset()) -> list[int]:
@@ -89,7 +94,11 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 
 def sweep(run_id: str, but: frozenset[int] = frozenset(), grace: float = GRACE_SECONDS) -> list[int]:
     """End all processes of a run; returns those that even SIGKILL did not end."""
-    family = Family(run_id, but)
+    return end(Family(run_id, but), grace)
+
+
+def end(family: Family, grace: float = GRACE_SECONDS) -> list[int]:
+    """End a family; returns those that even SIGKILL did not end."""
     _signal(family.living(), signal.SIGTERM)
     deadline = time.monotonic() + grace
     while time.monotonic() < deadline and family.living():
@@ -104,13 +113,21 @@ def sweep(run_id: str, but: frozenset[int] = frozenset(), grace: float = GRACE_S
     return left
 
 
+def _is_closed(pipe: int, seconds: float) -> bool:
+    """Whether the other end of a pipe was closed; waits for that for a while."""
+    readable = select.select([pipe], [], [], seconds)[0]
+    return bool(readable) and not os.read(pipe, 4096)
+
+
 def main() -> int:
     run_id, driver, temp_dir = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     # Ctrl-C in a terminal reaches the whole foreground group; this process must stay to clean up.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.stdin.buffer.read()
-    left = sweep(run_id, but=frozenset({os.getpid(), driver}))
+    family = Family(run_id, but=frozenset({os.getpid(), driver}))
+    while not _is_closed(sys.stdin.fileno(), _WATCH_SECONDS):
+        family.living()
+    left = end(family)
     shutil.rmtree(temp_dir, ignore_errors=True)
     return 1 if left else 0
 

@@ -19,7 +19,7 @@ from adapters.base import EngineSpec, Observation, Request, RunResult
 from adapters.host import Failure, Launched
 from adapters.mistakes import Mistake, read_mistake
 from adapters.probe.spec import CaptureSpec
-from align.errors import SideError
+from align.errors import SideError, UserError
 from align.run import guardian
 from align.run.directory import disk_error
 from align.run.plan import own_changes
@@ -139,7 +139,7 @@ class Side:
         try:
             self._abort.clear()
             self._call("close", (), lambda: time.monotonic() > deadline, "did not close")
-        except SideError:
+        except UserError:  # of the side, or of what carries it
             self.kill()
         self._host = None
 
@@ -221,13 +221,21 @@ class Side:
     def _failed(self, what: str) -> SideError:
         log = self.directory / "engine.log"
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-        full = os.strerror(errno.ENOSPC) in what
-        return SideError(
-            self.role,
-            f"the {self.role} ({self.engine}) {what}",
-            f"free disk space at {self.directory}, or choose --out elsewhere" if full else self._what_next(log),
-            tuple(line for line in lines if line.strip())[-_LOG_LINES:],
-        )
+        tail = tuple(line for line in lines if line.strip())[-_LOG_LINES:]
+        told = f"the {self.role} ({self.engine}) {what}"
+        disk = self._disk_hint(what)
+        if disk:  # all is said, and the log ends with our own stack, or where the disk did
+            return SideError(self.role, told, disk)
+        return SideError(self.role, told, self._what_next(log), tail)
+
+    def _disk_hint(self, what: str) -> str:
+        """What to do if the disk is the cause; empty if it is not."""
+        if os.strerror(errno.ENOSPC) in what or os.strerror(errno.EDQUOT) in what:
+            return f"free disk space at {self.directory}, or choose --out elsewhere"
+        denied = (os.strerror(errno.EROFS), os.strerror(errno.EACCES))
+        if any(text in what for text in denied) and str(self.directory) in what:
+            return f"make {self.directory} writable, or choose --out elsewhere"
+        return ""
 
     def _what_next(self, log: Path) -> str:
         """What the user changed about this side is the first suspect."""

@@ -8,6 +8,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,7 +18,8 @@ import pytest
 from adapters.host import EngineHost
 from align.errors import UserError
 from align.run import guard, guardian
-from align.run.cluster import Cluster
+from align.run.cluster import RECONNECT, ActorCall, Cluster
+from tests.unit.align.run import fakes, processes
 
 
 class FakeRay(ModuleType):
@@ -122,6 +124,30 @@ def test_a_cluster_that_does_not_start(ray: FakeRay, error: Exception, temporary
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.parametrize(("failures", "starts"), [(1, 2), (2, 2)])
+def test_a_slow_start_is_tried_once_more(
+    ray: FakeRay, failures: int, starts: int, monkeypatch: pytest.MonkeyPatch, temporary: Path
+) -> None:
+    tried: list[str | None] = []
+
+    def init(**given: Any) -> None:
+        tried.append(os.environ.get(guardian.MARK))
+        if len(tried) <= failures:
+            raise Exception("The current node timed out during startup. This could happen because …")
+
+    monkeypatch.setattr(ray, "init", init)
+    cluster = Cluster()
+    if failures < starts:
+        with cluster:
+            pass
+    else:
+        with pytest.raises(UserError, match="a local Ray cluster could not be reached") as caught, cluster:
+            raise AssertionError("entered")
+        assert "less busy" in caught.value.hint
+    assert tried == [cluster.run_id] * starts
+    assert list(temporary.iterdir()) == []
+
+
 def test_no_room_for_a_temporary_directory(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(**_: Any) -> str:
         raise OSError(28, "No space left on device")
@@ -171,3 +197,34 @@ def test_actors_get_their_interpreter_and_the_mark(ray: FakeRay, monkeypatch: py
     host: Any = cluster.start(Path("/env/bin/python"), {}, "vllm", Path("/run/reference"))
     assert made == [dict, EngineHost]
     assert host._actor == ("actor", ("vllm", "/run/reference"))
+
+
+def test_a_dead_service_of_ray_ends_the_waiting(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would wait for a minute, and then end the driver with the exit code of a divergence."""
+    started = []
+
+    def init(**_: Any) -> None:
+        script = (
+            "import time; open('/proc/self/comm', 'w').write('gcs_server'); print('up', flush=True); time.sleep(60)"
+        )
+        started.append(processes.python(script, os.environ[guardian.MARK])[0])
+
+    monkeypatch.setattr(ray, "init", init)
+    fake = fakes.fake_ray()
+    vars(ray).update(wait=fake.wait, get=fake.get, exceptions=fake.exceptions)
+    with Cluster() as cluster:
+        assert int(os.environ[RECONNECT]) > 3600
+        waiting: Future[Any] = Future()
+        call = ActorCall(waiting, cluster.require_services)
+        assert not call.poll(0.01)
+        started[0].kill()
+        started[0].wait()
+        with pytest.raises(UserError, match="Ray's gcs_server has ended") as caught:
+            call.poll(0.01)
+        assert "run the command again" in caught.value.hint
+        waiting.set_exception(fakes.ActorDiedError("socket closed"))
+        with pytest.raises(UserError, match="Ray's gcs_server has ended"):
+            call.result()
+        answered: Future[Any] = Future()
+        answered.set_result(7)
+        assert ActorCall(answered, cluster.require_services).poll(0.01), "what is there already is taken"

@@ -240,3 +240,29 @@ def test_the_guardian_needs_nothing_of_this_project(tmp_path: Path, run_id: str)
         timeout=20,
     )
     assert done.returncode == 0
+
+
+def test_the_guardian_knows_who_lost_the_mark_before_their_parent_ends(
+    spawn: Callable[..., Any], run_id: str, tmp_path: Path
+) -> None:
+    """When the driver is killed, so is Ray's raylet, by the kernel; its agents are alone when the guardian wakes."""
+    parent, line = spawn(
+        "import subprocess, time; child = subprocess.Popen(['sleep', '60'], env={}); print(child.pid, flush=True); "
+        "time.sleep(60)"
+    )
+    command = [sys.executable, "-S", guardian.__file__, run_id, str(os.getpid()), str(tmp_path / "none")]
+    watcher = subprocess.Popen(command, stdin=subprocess.PIPE)
+    assert watcher.stdin is not None
+    try:
+        time.sleep(2 * guardian._WATCH_SECONDS + 1)
+        parent.kill()
+        parent.wait()
+        assert processes.is_alive(int(line))
+        watcher.stdin.close()
+        assert watcher.wait(20) == 0
+        assert not processes.is_alive(int(line))
+    finally:
+        watcher.kill()
+        watcher.wait()
+        if processes.is_alive(int(line)):
+            os.kill(int(line), signal.SIGKILL)

@@ -164,9 +164,21 @@ def test_what_this_side_alone_ran_with_is_the_first_suspect(make: Callable[..., 
 
 def test_a_full_disk_is_told_as_such(make: Callable[..., Any]) -> None:
     side, _, _ = start(make, {"generate": Failure("OSError", os.strerror(errno.ENOSPC), "")})
+    (side.directory / "engine.log").write_text("Traceback (most recent call last):\n")
     with pytest.raises(SideError) as caught:
         side.generate(REQUESTS, 5)
     assert "free disk space" in caught.value.hint
+    assert caught.value.log_tail == ()
+
+
+def test_a_read_only_directory_is_told_as_such(make: Callable[..., Any]) -> None:
+    side, actor, _ = start(make, {})
+    for folder, ours in ((side.directory, True), (Path("/elsewhere"), False)):
+        text = str(OSError(errno.EROFS, os.strerror(errno.EROFS), str(folder / "file")))
+        actor.script["generate"] = Failure("OSError", text, "")
+        with pytest.raises(SideError) as caught:
+            side.generate(REQUESTS, 5)
+        assert (f"make {side.directory} writable" in caught.value.hint) is ours
 
 
 def test_a_dead_actor(make: Callable[..., Any]) -> None:
