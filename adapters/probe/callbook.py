@@ -23,6 +23,23 @@ _WORK = ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "embedding", "rms_
 _COMMON = ("aten", "prim", "prims", "c10d", "_c10d_functional", "profiler")
 
 
+@dataclass(frozen=True)
+class Tapped:
+    """A function with taps.
+
+    Attributes:
+        where: its name in the tap table.
+        place: where it is defined.
+        kinds: that are tapped of it.
+        parameters: of its signature, without ``self``.
+    """
+
+    where: str
+    place: str
+    kinds: tuple[str, ...]
+    parameters: tuple[str, ...]
+
+
 @dataclass
 class _Running:
     """A tapped call that has begun."""
@@ -69,32 +86,18 @@ class CallBook:
 
     # ------------------------------------------------------------------------------------------------------- calls
 
-    def enter(
-        self,
-        where: str,
-        place: str,
-        tapped: Sequence[str],
-        layer: int | None,
-        parameters: Sequence[str],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> None:
-        """A tapped function is about to be called.
-
-        Args:
-            where: its name in the tap table.
-            place: where it is defined.
-            tapped: kinds that are tapped of it.
-            parameters: of its signature, without ``self``.
-        """
+    def enter(self, tapped: Tapped, layer: int | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """A tapped function is about to be called with these arguments."""
         call = None
         if self._noting:
             try:
-                given = describe(parameters, args, kwargs)
-                call = Call(where, place, tuple(tapped), (layer,), self._phase, self._step, self._rows, given)
+                given = describe(tapped.parameters, args, kwargs)
+                call = Call(
+                    tapped.where, tapped.place, tapped.kinds, (layer,), self._phase, self._step, self._rows, given
+                )
             except Exception as error:  # an observer must not stop the engine
-                self.failures.setdefault(where, f"{type(error).__name__}: {error}")
-        self._running.append(_Running(tuple(tapped), layer, call))
+                self.failures.setdefault(tapped.where, f"{type(error).__name__}: {error}")
+        self._running.append(_Running(tapped.kinds, layer, call))
 
     def leave(self) -> None:
         """The tapped function that was entered last has ended."""

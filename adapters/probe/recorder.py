@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from adapters.base import RowSpan
-from adapters.probe.callbook import CallBook
+from adapters.probe.callbook import CallBook, Tapped
 from adapters.probe.digests import DigestPass
 from adapters.probe.residual import ResidualPass, Weights
 from adapters.probe.slots import positions_of
@@ -150,19 +150,10 @@ class Recorder:
         """
         return nullcontext() if self.structure.tp > 1 else self._watch.watching()
 
-    def enter(
-        self,
-        where: str,
-        place: str,
-        tapped: Sequence[str],
-        layer: int | None,
-        parameters: Sequence[str],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> None:
+    def enter(self, tapped: Tapped, layer: int | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """A tapped function is about to be called with these arguments."""
-        self._book.enter(where, place, tapped, layer, parameters, args, kwargs)
-        self._watch.given(parameters, args, kwargs)
+        self._book.enter(tapped, layer, args, kwargs)
+        self._watch.given(tapped.parameters, args, kwargs)
 
     def leave(self) -> None:
         """The tapped function that was entered last has ended."""

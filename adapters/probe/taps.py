@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from adapters.probe.callbook import Tapped
 from adapters.probe.callsite import definition
 from adapters.probe.transforms import TRANSFORMS, Dims
 from adapters.probe.transplant import Transplant
@@ -93,16 +94,7 @@ class Sink(Protocol):
 class Calls(Protocol):
     """What hears of the tapped calls themselves; see :class:`adapters.probe.recorder.Recorder`."""
 
-    def enter(
-        self,
-        where: str,
-        place: str,
-        tapped: Sequence[str],
-        layer: int | None,
-        parameters: Sequence[str],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> None: ...
+    def enter(self, tapped: Tapped, layer: int | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None: ...
 
     def leave(self) -> None: ...
 
@@ -298,10 +290,9 @@ class Taps:
         if self._calls is None or not tapped:
             yield
             return
-        first = tapped[0]
+        first, names = tapped[0], tuple(one.tap.checkpoint for one in tapped)
         layer = self._layer if first.shared else first.layer
-        names = tuple(one.tap.checkpoint for one in tapped)
-        self._calls.enter(first.tap.where, first.place, names, layer, first.parameters, args, kwargs)
+        self._calls.enter(Tapped(first.tap.where, first.place, names, tuple(first.parameters)), layer, args, kwargs)
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""Commands that take an earlier run up: their options. Work is imported by the command that needs it."""
+"""Commands that take an earlier run or recording up: their options. Work is imported by the command that needs it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from align.cli.commands import Allow, Budget, Capture, Debug, Quiet, ResultJson, Verbose
+from align.cli.commands import Allow, Budget, Capture, Debug, Json, Quiet, ResultJson, Verbose
 from align.cli.errors import guarded
 
 Run = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="Directory of a run. Default: the newest.")]
@@ -75,3 +75,23 @@ def replay_command(
         verbose=verbose,
     )
     raise typer.Exit(guarded(lambda: work.replay(settings), debug, json))
+
+
+def next_command(
+    candidate: Annotated[Path, typer.Argument(metavar="A", help="Trace of the candidate, or side directory of a run.")],
+    reference: Annotated[Path, typer.Argument(metavar="B", help="The same of the reference.")],
+    allow: Allow = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """What to record next, of sides that are recorded apart.
+
+    Compares two recordings as `align compare` does and prints the next two `align capture` commands, or that nothing
+    more has to be recorded. The plan is that of `align run`: the request that shows it by itself first, with the values
+    of the accused layer.
+
+    Example: `align next CAND REF`
+    """
+    from align.cli import next as work
+
+    raise typer.Exit(guarded(lambda: work.execute(candidate, reference, tuple(allow or ()), json), debug, json))

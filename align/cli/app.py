@@ -10,7 +10,7 @@ from typer.core import TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
 from align.cli import again, commands, floors, machine
-from align.cli.errors import EXIT_INTERRUPTED, say_error
+from align.cli.errors import EXIT_INTERRUPTED, say_error, say_stopped
 from align.cli.output import asked_in, print_error
 from align.errors import EXIT_NOT_COMPARABLE, UserError
 
@@ -47,7 +47,7 @@ app.command("resume")(again.resume_command)
 app.command("replay")(again.replay_command)
 app.command("capture")(commands.capture_command)
 app.command("compare")(commands.compare_command)
-app.command("next")(commands.next_command)
+app.command("next")(again.next_command)
 app.command("export")(commands.export_command)
 app.command("report")(commands.report_command)
 app.command("schema")(commands.schema_command)
@@ -76,6 +76,6 @@ def main() -> None:
         if asked_in(sys.argv):
             print_error(failure, EXIT_NOT_COMPARABLE)
         sys.exit(EXIT_NOT_COMPARABLE)
-    if code == EXIT_INTERRUPTED:
-        sys.stderr.write("interrupted; everything that was started has been ended\n")
+    if code == EXIT_INTERRUPTED:  # before or after the work itself
+        say_stopped()
     sys.exit(code)

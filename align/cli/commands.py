@@ -379,23 +379,3 @@ def explain_command(
     from align.cli import explain as work
 
     raise typer.Exit(guarded(lambda: work.execute(words or (), lang, json), debug, json))
-
-
-def next_command(
-    candidate: Annotated[Path, typer.Argument(metavar="A", help="Trace of the candidate, or side directory of a run.")],
-    reference: Annotated[Path, typer.Argument(metavar="B", help="The same of the reference.")],
-    allow: Allow = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """What to record next, of sides that are recorded apart.
-
-    Compares two recordings as `align compare` does and prints the next two `align capture` commands, or that nothing
-    more has to be recorded. The plan is that of `align run`: the request that shows it by itself first, with the values
-    of the accused layer.
-
-    Example: `align next CAND REF`
-    """
-    from align.cli import next as work
-
-    raise typer.Exit(guarded(lambda: work.execute(candidate, reference, tuple(allow or ()), json), debug, json))

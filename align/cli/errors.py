@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from align.cli.output import print_error
 from align.errors import EXIT_NOT_COMPARABLE, SideError, UserError
@@ -19,6 +19,7 @@ EXIT_INTERRUPTED = 130
 EXIT_UNREAD = 128 + signal.SIGPIPE
 #: Rich ends the process with it when standard output is closed; here it would mean diverged.
 _RICH_UNREAD = 1
+_NEXT = "next: "
 
 
 def guarded(work: Callable[[], int], debug: bool, json: bool = False) -> int:
@@ -38,7 +39,7 @@ def guarded(work: Callable[[], int], debug: bool, json: bool = False) -> int:
         if debug:
             traceback.print_exc()
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _unread():
+        if isinstance(error, BrokenPipeError) and _unread(sys.stdout):
             return EXIT_UNREAD
         if debug:
             traceback.print_exc()
@@ -48,20 +49,21 @@ def guarded(work: Callable[[], int], debug: bool, json: bool = False) -> int:
     except BaseException as error:  # Ctrl-C and kill
         if isinstance(error, SystemExit) and error.code == _RICH_UNREAD:
             return EXIT_UNREAD
+        code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else EXIT_INTERRUPTED
+        say_stopped(error)
         if json:
-            code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else EXIT_INTERRUPTED
             print_error(UserError(*reason_of(error)), code)
-        raise
+        raise SystemExit(code) from error
     say_error(failure)
     if json:
         print_error(failure, code)
     return code
 
 
-def _unread() -> bool:
-    """Whether nobody reads standard output any more; then what is left of it goes nowhere, without a complaint."""
+def _unread(stream: TextIO) -> bool:
+    """Whether nobody reads a stream any more; then what is left of it goes nowhere, without a complaint."""
     try:
-        number = sys.stdout.fileno()
+        number = stream.fileno()
     except OSError:  # no file
         return False
     watched = select.poll()
@@ -81,13 +83,34 @@ def reason_of(error: BaseException) -> tuple[str, str]:
     return "interrupted", "run it again"
 
 
+def note_next(error: BaseException, hint: str) -> None:
+    """Keep with an interruption what to run next; whoever says that it happened says this too."""
+    error.add_note(f"{_NEXT}{hint}")
+
+
+def say_stopped(error: BaseException | None = None) -> None:
+    """That the command was stopped from outside, and what to do next, on standard error."""
+    how = "terminated" if isinstance(error, SystemExit) else "interrupted"
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(_NEXT)]
+    sys.stderr.write(f"{how}; everything that was started has been ended\n")
+    sys.stderr.write(f"{notes[0] if notes else _NEXT + 'run the same command again'}\n")
+
+
 def _terminated(number: int, frame: Any) -> NoReturn:
     """``kill`` ends the command through its clean-up, as Ctrl-C does."""
     raise SystemExit(128 + number)
 
 
 def say_error(error: UserError) -> None:
-    """The error and what to do next, on standard error."""
+    """The error and what to do next, on standard error; if nobody reads that, the exit code is still the error's."""
+    try:
+        _print_error(error)
+        sys.stderr.flush()
+    except (BrokenPipeError, SystemExit):  # Rich ends the process when nobody reads
+        _unread(sys.stderr)
+
+
+def _print_error(error: UserError) -> None:
     from rich.console import Console
     from rich.markup import escape
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from adapters.base import SIDES
 from align.case.schema import load_case
 from align.cli import run
+from align.cli.errors import note_next
 from align.cli.leave import RESULT, TOKENS, Known
 from align.cli.options import extras_of, policy_name
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
@@ -83,16 +84,20 @@ def resume(settings: ResumeSettings) -> int:
         traces, why = whole_traces(path) if request.tensors else ({}, "tokens are generated again")
         if traces:
             console.print(f"both recordings of {path} are whole: they are judged without the engines", markup=False)
-            judged, why = judge_traces(
-                traces,
-                request.allow,
-                policy_name(request.policy),
-                request.min_coverage,
-                lambda where: None,
-                request.floor,
-            )
-            if judged is not None:
-                return _finish(replace(again, reopened=directory), judged, console)
+            try:
+                judged, why = judge_traces(
+                    traces,
+                    request.allow,
+                    policy_name(request.policy),
+                    request.min_coverage,
+                    lambda where: None,
+                    request.floor,
+                )
+                if judged is not None:
+                    return _finish(replace(again, reopened=directory), judged, console)
+            except (KeyboardInterrupt, SystemExit) as error:
+                note_next(error, f"align resume {path}")
+                raise
         console.print(f"the engines of {path} are started again: {why}", markup=False)
         directory.clear((CASE, REQUEST))
         return run.execute(replace(again, reopened=directory))

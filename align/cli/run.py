@@ -17,6 +17,7 @@ from align.calibrate.choose import AUTO, choose_floor
 from align.case.build import NewCase, new_case
 from align.case.prompts import EncodedPrompt
 from align.case.schema import Batch, Decoding, Numerics, explain, load_case
+from align.cli.errors import note_next
 from align.cli.interview import answers_of, ask_on_terminal, interview, is_terminal
 from align.cli.leave import Known
 from align.cli.options import (
@@ -123,7 +124,7 @@ def execute(settings: RunSettings) -> int:
     except BaseException as error:
         known.leave_after(error)
         if known.directory is not None and not isinstance(error, Exception):
-            sys.stderr.write(f"next: align resume {known.directory.path}\n")
+            note_next(error, f"align resume {known.directory.path}")
         raise
     finally:
         if known.directory is not None:

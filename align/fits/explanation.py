@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 
@@ -29,6 +30,14 @@ from align.fits.table import kinds
 from align.fits.thin import thinned
 
 Tensor = torch.Tensor
+
+
+class _Proposer(Protocol):
+    """What each module of fits has."""
+
+    def propose(self, measured: Measured) -> Iterator[Proposal]: ...
+
+
 #: Of the error's energy beyond the noise, a fit must explain this share.
 SMALLEST_SHARE = 0.5
 #: A fit that leaves so many times the energy of the best one is no explanation.
@@ -38,10 +47,10 @@ _MORE = 1
 #: What a best fit leaves counts as at least this, in units of the mean square bound: it may be exact by construction.
 _EXACT = 1e-3
 #: Compare values in place, with all rows.
-_IN_PLACE = (factors, tensors, order)
+_IN_PLACE: tuple[_Proposer, ...] = (factors, tensors, order)
 #: Compute something for each row, so that some rows do.
-_COMPUTED = (precision, operators)
-_OF_ONE = {
+_COMPUTED: tuple[_Proposer, ...] = (precision, operators)
+_OF_ONE: dict[str, _Proposer] = {
     "rms_norm": norm,
     "rope": rope,
     "attention": attention,
@@ -74,9 +83,9 @@ def explain(case: FitCase) -> tuple[Fit, ...]:
     return _ordered(judged) or tuple(patterns(measured))
 
 
-def _proposals(measured: Measured, modules: tuple[object, ...]) -> Iterator[Proposal]:
+def _proposals(measured: Measured, modules: Iterable[_Proposer]) -> Iterator[Proposal]:
     for module in modules:
-        yield from module.propose(measured)  # type: ignore[attr-defined]
+        yield from module.propose(measured)
 
 
 def _judge(measured: Measured, proposal: Proposal) -> list[tuple[Fit, float]]:

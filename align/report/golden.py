@@ -52,6 +52,14 @@ def show_golden(console: Console, run: GoldenRun, verbose: bool = False) -> None
         console.print("the sides' numbers are simulated: this says nothing about an NPU's own kernels", style="dim")
     colour = "green" if compared.first is None else "red"
     console.print(f"\n[bold {colour}]{escape(golden_sentence(run))}[/]", highlight=False, soft_wrap=True)
+    if compared.first is None:
+        console.print(
+            f"a side counts as further from a factor of {compared.policy.factor:g} on: smaller faults are not seen "
+            "here, and what the run itself found stands",
+            highlight=False,
+            soft_wrap=True,
+        )
+    console.print("next: read report.md of the run; --verbose shows every checkpoint", highlight=False)
 
 
 def golden_sentence(run: GoldenRun) -> str:

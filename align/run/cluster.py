@@ -86,6 +86,7 @@ class Cluster:
         self._authenticate()
         import ray
 
+        _silence(sys.modules.get("ray._private.worker"))
         # Ray puts its own handler in place of ours, and answers SIGTERM with a stack trace.
         ours = signal.getsignal(signal.SIGTERM)
         # Ray's own start inherits this environment, so its processes carry the mark; a joined cluster's do not.
@@ -266,3 +267,11 @@ def _reason(error: Exception) -> str:
         return "its process was killed or crashed"
     cause = getattr(error, "cause", None) or error
     return f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause).strip() else 'no message'}"
+
+
+def _silence(worker: Any) -> None:
+    """Ray tells on standard output of processes that died, in colour and also without log_to_driver (2.60.0); there may
+    be nothing there but JSON.
+    """
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *_, **__: None

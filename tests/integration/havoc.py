@@ -17,6 +17,7 @@ import psutil
 from align.run.resume import whole_traces
 
 _SAMPLE_SECONDS = 0.5
+_ATTEMPTS = 100
 _PIECES = (1 << 20, 4096, 1)
 
 
@@ -167,6 +168,15 @@ def full(path: Path) -> Iterator[None]:
         filler.unlink()
 
 
+def _make_read_only(path: Path) -> None:
+    """As soon as nothing is being written through this mount."""
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(NotPermittedError):
+            return _mount("-o", "remount,bind,ro", str(path))
+        time.sleep(0.01)
+    return _mount("-o", "remount,bind,ro", str(path))
+
+
 @contextmanager
 def read_only(path: Path) -> Iterator[None]:
     """Nothing below ``path`` can be written, until the end. Files that are open already stay writable: a second mount
@@ -177,7 +187,7 @@ def read_only(path: Path) -> Iterator[None]:
     """
     _mount("--bind", str(path), str(path))
     try:
-        _mount("-o", "remount,bind,ro", str(path))
+        _make_read_only(path)
         yield
     finally:
         _unmount(path)

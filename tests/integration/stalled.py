@@ -9,6 +9,7 @@ The stage ``environment`` runs ``envs.bootstrap`` with the locks in ``DIR/locks`
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -124,6 +125,8 @@ STALL: dict[str, Callable[[Path], None]] = {
 def main() -> None:
     """Entry point of the process."""
     stage, folder, arguments = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    # A shell without job control starts what it puts in the background with Ctrl-C ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     STALL[stage](folder)
     if stage == "environment":
         from envs import bootstrap

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from adapters.probe.arguments import describe
-from adapters.probe.callbook import CallBook
+from adapters.probe.callbook import CallBook, Tapped
 from adapters.probe.watch import Watch
 from align.trace.calls import Argument, Call, FloatOperator
 
@@ -16,7 +16,9 @@ NAMES = ["x", "weight", "residual"]
 
 
 def norm(book: CallBook, layer: int | None, width: int = 4, kinds: tuple[str, ...] = ("mid", "mlp_norm")) -> None:
-    book.enter("m:Norm.forward", "m.py:3", kinds, layer, NAMES, (torch.zeros(2, width),), {"residual": None})
+    book.enter(
+        Tapped("m:Norm.forward", "m.py:3", kinds, tuple(NAMES)), layer, (torch.zeros(2, width),), {"residual": None}
+    )
     book.leave()
 
 
@@ -51,9 +53,9 @@ def test_what_runs_inside_is_known_and_ends() -> None:
     book = CallBook()
     book.begin(0, "prefill", 2)
     seen = [book.inside]
-    book.enter("m:outer", "", ("attn.out",), 1, [], (), {})
+    book.enter(Tapped("m:outer", "", ("attn.out",), ()), 1, (), {})
     seen.append(book.inside)
-    book.enter("m:inner", "", ("attn.key_states", "attn.value_states"), 1, [], (), {})
+    book.enter(Tapped("m:inner", "", ("attn.key_states", "attn.value_states"), ()), 1, (), {})
     seen.append(book.inside)
     book.leave()
     seen.append(book.inside)
@@ -71,7 +73,7 @@ def test_device_operators_inside_are_noted_with_the_schemas_names() -> None:
     x, weight = torch.empty(3, 4, device="meta"), torch.empty(5, 4, device="meta")
     with torch.inference_mode(), watch.watching():
         torch.nn.functional.silu(x)  # outside every tapped call
-        book.enter("m:linear", "", ("mlp.down",), 0, ["x"], (x,), {})
+        book.enter(Tapped("m:linear", "", ("mlp.down",), ("x",)), 0, (x,), {})
         torch.nn.functional.linear(x, weight).view(-1)
         book.leave()
     calls, operators = book.end()
@@ -114,7 +116,7 @@ class Unreadable:
 def test_an_argument_that_cannot_be_described_stops_nothing() -> None:
     book = CallBook()
     book.begin(0, "prefill", 2)
-    book.enter("m:odd", "", ("mid",), 0, ["x"], (Unreadable(),), {})
+    book.enter(Tapped("m:odd", "", ("mid",), ("x",)), 0, (Unreadable(),), {})
     assert book.inside == ("layers.0.mid",)
     book.leave()
     assert book.end()[0] == ()

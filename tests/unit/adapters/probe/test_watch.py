@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from adapters.probe.callbook import CallBook
+from adapters.probe.callbook import CallBook, Tapped
 from adapters.probe.watch import Watch
 from align.trace.calls import HostMove
 
@@ -132,7 +132,7 @@ def test_the_tapped_calls_that_are_given_it_are_named() -> None:
         cos = torch.ones(1, 2, 3).cos().to(DEVICE)[0]
         for layer in (0, 1):
             query = torch.empty(2, 3, device=DEVICE)
-            book.enter("m:rope", "", ("attn.q_rope",), layer, ["q", "cos"], (query, cos), {})
+            book.enter(Tapped("m:rope", "", ("attn.q_rope",), ("q", "cos")), layer, (query, cos), {})
             watch.given(["q", "cos"], (query, cos), {})
             torch.ones(2).sin().to(DEVICE)
             book.leave()

@@ -13,7 +13,7 @@ import pytest
 
 from align.cli import main
 from align.cli import run as run_module
-from align.cli.errors import EXIT_INTERRUPTED
+from align.cli.errors import EXIT_INTERRUPTED, note_next
 from align.errors import SideError, UserError
 from envs.errors import EnvError
 from envs.home import REPOSITORY
@@ -95,7 +95,11 @@ def test_long_messages_are_not_broken(align: Callable[..., Any]) -> None:
 
 
 def test_an_interrupt(align: Callable[..., Any]) -> None:
-    assert align(KeyboardInterrupt()) == (130, "", "interrupted; everything that was started has been ended\n")
+    said = "interrupted; everything that was started has been ended\nnext: run the same command again\n"
+    assert align(KeyboardInterrupt()) == (130, "", said)
+    there = KeyboardInterrupt()
+    note_next(there, "align resume RUN")
+    assert align(there)[2].splitlines()[1:] == ["next: align resume RUN"]
 
 
 def test_sigterm_goes_through_the_clean_up(align: Callable[..., Any]) -> None:
@@ -109,7 +113,8 @@ def test_sigterm_goes_through_the_clean_up(align: Callable[..., Any]) -> None:
         return 0
 
     code, _, err = align(work)
-    assert (code, cleaned, err) == (143, [True], "")
+    assert (code, cleaned) == (143, [True])
+    assert err == "terminated; everything that was started has been ended\nnext: run the same command again\n"
 
 
 def test_options_arrive_as_they_were_given(align: Callable[..., Any]) -> None:
@@ -153,6 +158,21 @@ def test_a_reader_that_leaves_is_no_verdict_and_no_defect(given: tuple[str, ...]
     with os.fdopen(theirs, "w") as closed:
         done = subprocess.run(command, env=env, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    "given", [("explain", "nobody knows"), ("compare", "/nowhere", "/nowhere"), ("run", "--tp", "x")]
+)
+def test_an_error_that_nobody_reads_is_still_one(given: tuple[str, ...]) -> None:
+    """As in ``align compare A B 2>&1 | head -0``: 1 would say that the engines diverge."""
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with os.fdopen(theirs, "w") as closed:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "align", *given], env=env, stdout=closed, stderr=closed, timeout=60
+        )
+    assert done.returncode in (2, 141)
 
 
 def test_rich_says_otherwise_that_nobody_reads(align: Callable[..., Any]) -> None:

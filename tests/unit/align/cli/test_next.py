@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from align.cli import main
 from align.run import certify, offline
 from align.run.flow import Flow, Wishes
 from tests.unit.align.run import recordings
@@ -34,15 +32,8 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scripted:
 
 
 @pytest.fixture
-def next_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Next:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["align", "next", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capsys.readouterr()
-        return int(caught.value.code or 0), out, err
-
-    return call
+def next_(align: Next) -> Next:
+    return lambda *arguments: align("next", *arguments)
 
 
 def record(session: Scripted, **wishes: Any) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 
 from adapters.base import SIDES
 from align.case.build import NewCase
-from align.cli import interview, main
+from align.cli import interview
 from align.cli import run as run_module
 from align.errors import SideError
 from align.result.schema import Result, json_schema, without_times
@@ -39,13 +37,8 @@ def setup() -> Setup:
 
 
 @pytest.fixture
-def align(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, setup: Setup
-) -> Iterator[Align]:
+def align(align: Align, monkeypatch: pytest.MonkeyPatch, setup: Setup) -> Align:
     """Runs ``align …`` in this process; the sides are :class:`recordings.Scripted`."""
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setenv("ALIGN_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(run_module, "_case", lambda *_: (recordings.info(), NewCase(recordings.case(), ())))
     monkeypatch.setattr(run_module, "check_device", lambda *_: None)
     sides = {role: SimpleNamespace(engine=engine) for role, engine in recordings.ENGINES.items()}
@@ -63,15 +56,7 @@ def align(
 
     monkeypatch.setattr(run_module, "Session", session)
 
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["align", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capsys.readouterr()
-        return int(caught.value.code or 0), out, err
-
-    yield call
-    signal.signal(signal.SIGTERM, before)
+    return align
 
 
 def result_in(directory: Path) -> Result:

@@ -49,7 +49,7 @@ def process(
     folder.mkdir(parents=True)
     (folder / "stat").write_text(f"{pid} (a name) {state} {parent} {pid} {pid} 0 -1\n")
     (folder / "cmdline").write_text("\0".join(argv.split()) + "\0")
-    (folder / "environ").write_text("HOME=/root\0" + (f"ALIGN_RUN_ID={mark}\0" if mark else ""))
+    (folder / "environ").write_text("HOME=/home/user\0" + (f"ALIGN_RUN_ID={mark}\0" if mark else ""))
     (folder / "fd").mkdir()
     if writes:
         (folder / "fd" / "0").symlink_to("/dev/null")

@@ -228,3 +228,15 @@ def test_a_dead_service_of_ray_ends_the_waiting(ray: FakeRay, monkeypatch: pytes
         answered: Future[Any] = Future()
         answered.set_result(7)
         assert ActorCall(answered, cluster.require_services).poll(0.01), "what is there already is taken"
+
+
+def test_ray_says_nothing_on_standard_output(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be in the middle of what --json prints."""
+    worker: Any = ModuleType("ray._private.worker")
+    worker.print_to_stdstream = print
+    monkeypatch.setitem(sys.modules, worker.__name__, worker)
+    with Cluster():
+        worker.print_to_stdstream({"lines": ["a worker died"]}, ignore_prefix=False)
+    assert capsys.readouterr().out == ""
