@@ -150,6 +150,11 @@ class Recorder:
         """
         return nullcontext() if self.structure.tp > 1 else self._watch.watching()
 
+    @property
+    def listening(self) -> bool:
+        """Whether anybody wants to know of the calls of this step; it does not change within one."""
+        return self._book.noting or self._watch.on
+
     def enter(self, tapped: Tapped, layer: int | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """A tapped function is about to be called with these arguments."""
         self._book.enter(tapped, layer, args, kwargs)

@@ -94,6 +94,9 @@ class Sink(Protocol):
 class Calls(Protocol):
     """What hears of the tapped calls themselves; see :class:`adapters.probe.recorder.Recorder`."""
 
+    @property
+    def listening(self) -> bool: ...
+
     def enter(self, tapped: Tapped, layer: int | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None: ...
 
     def leave(self) -> None: ...
@@ -286,7 +289,8 @@ class Taps:
     @contextlib.contextmanager
     def _called(self, armed: Sequence[_Armed], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
         """Tell who wants to know that a function with these taps runs meanwhile."""
-        tapped = [one for one in armed if one.tap.checkpoint not in PSEUDO]
+        listening = self._calls is not None and self._calls.listening
+        tapped = [one for one in armed if one.tap.checkpoint not in PSEUDO] if listening else []
         if self._calls is None or not tapped:
             yield
             return

@@ -115,6 +115,11 @@ class Watch(TorchDispatchMode):
         self._step, self._phase, self._on = step, phase, self._steps[phase] <= WATCHED
         self._forget()
 
+    @property
+    def on(self) -> bool:
+        """Whether this step is looked at."""
+        return self._on
+
     def end(self) -> tuple[HostMove, ...]:
         """What was moved during the step."""
         found = tuple(self._found.values())
