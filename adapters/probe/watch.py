@@ -40,7 +40,7 @@ _ENGINES = ("vllm", "vllm_ascend", "lmdeploy", "dlinfer", "llm")
 _FEEDS = 4
 #: Steps of each phase and run that are looked at: what an engine computes on the host it computes in every step, and
 #: looking costs some 15 µs per operator.
-WATCHED = 2
+WATCHED = 1
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Watch(TorchDispatchMode):
         self.failures: dict[str, str] = {}
 
     def begin(self, step: int, phase: str) -> None:
-        """A step is about to run; it is looked at if it is one of the first :data:`WATCHED` of its phase."""
+        """A step is about to run; it is looked at if it is among the first :data:`WATCHED` of its phase."""
         self._steps[phase] += 1
         self._step, self._phase, self._on = step, phase, self._steps[phase] <= WATCHED
         self._forget()
