@@ -144,7 +144,7 @@ def _finding(
             "dtype": first.dtype,
             "count": count,
             "steps": len(steps),
-            "phases": sorted(phases),
+            "seen_in": sorted(phases),
             "arguments": feeds,
             "after": first.after,
             **measured,

@@ -7,6 +7,7 @@ from align.conditions.check import blocking, refuse, require_names
 from align.conditions.evaluate import SideFacts, evaluate
 from align.conditions.files import file_hashes
 from align.conditions.table import LAUNCH, NAMES, RUN, TABLE, Row
+from align.conditions.told import with_configuration
 from align.conditions.types import Condition
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "file_hashes",
     "refuse",
     "require_names",
+    "with_configuration",
 ]

@@ -14,7 +14,7 @@ from align.case.schema import Case
 from align.checkpoints.table import Structure
 from align.conditions import judge
 from align.conditions.requested import requested
-from align.conditions.table import LAUNCH, RUN, TABLE, Row, Stage
+from align.conditions.table import CONFIG_OPTIONS, LAUNCH, RUN, TABLE, Row, Stage
 from align.conditions.types import Condition, Verdict
 from align.models.info import ModelInfo
 
@@ -32,6 +32,7 @@ class SideFacts:
         token_ids: prompt ids by request as the worker saw them, ``None`` for one that no step computed; ``None`` if
             nothing was recorded.
         files: SHA-256 by file name of the checkpoint this side read; ``None`` if not known.
+        options: what the user set for this side's engine.
     """
 
     engine: str
@@ -39,6 +40,7 @@ class SideFacts:
     steps: Sequence[StepRecord] = ()
     token_ids: Mapping[str, Sequence[int | None]] | None = None
     files: Mapping[str, str] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     _by_name: dict[str, Observation] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -76,22 +78,28 @@ def evaluate(
         allow: names of the conditions that the user goes on without.
     """
     wanted = requested(case, info, structure)
+    asked = {
+        role for role, side in sides.items() if any(name.partition(".")[0] in CONFIG_OPTIONS for name in side.options)
+    }
     found = []
     for row in TABLE:
         if row.name not in wanted or (row.stage == RUN and stage == LAUNCH):
             continue
         judged = {role: _one_side(row, wanted[row.name], side, case) for role, side in sides.items()}
         judged = _together(row, sides, judged)
-        found.append(_condition(row, wanted[row.name], judged, row.name in allow))
+        found.append(_condition(row, wanted[row.name], judged, row.name in allow, asked))
     return tuple(found)
 
 
-def _condition(row: Row, wanted: Any, judged: Mapping[str, _Side], allowed: bool) -> Condition:
+def _condition(row: Row, wanted: Any, judged: Mapping[str, _Side], allowed: bool, asked: Collection[str]) -> Condition:
+    """``asked``: sides whose configuration the user changed."""
     verdicts = {side.ok for side in judged.values()}
     verdict: Verdict = "false" if False in verdicts else "unknown" if None in verdicts or not judged else "ok"
+    wrong = tuple(role for role, side in judged.items() if side.ok is not True)
     reasons = {role: side.why for role, side in judged.items() if verdict == "ok" or side.ok is not True}
     distinct = set(reasons.values())
-    why = distinct.pop() if len(distinct) == 1 else "; ".join(f"{role}: {text}" for role, text in reasons.items())
+    common = len(distinct) == 1 and len(reasons) == len(judged)
+    why = distinct.pop() if common else "; ".join(f"{role}: {text}" for role, text in reasons.items())
     return Condition(
         name=row.name,
         requested=_short(row.name, wanted),
@@ -104,6 +112,12 @@ def _condition(row: Row, wanted: Any, judged: Mapping[str, _Side], allowed: bool
         source=row.source,
         required=row.required,
         allowed=allowed,
+        sides=wrong,
+        told=row.told is not None
+        and verdict == "false"
+        and None not in verdicts
+        and not allowed
+        and not set(wrong) & set(asked),
     )
 
 

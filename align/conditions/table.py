@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from align.findings import Path
+
 #: When the facts of a condition are there: once the engine is up, or after its first run.
 Stage = Literal["launch", "run"]
 LAUNCH: Stage = "launch"
@@ -36,6 +38,9 @@ class Row:
         required: whether it stops a comparison; the others inform.
         stage: when it can be judged.
         engines: engines that have such a thing; for the others nothing is to be observed.
+        told: path and kind of checkpoint of the finding that is made of it, instead of stopping, where an engine
+            computes otherwise than its checkpoint says and nobody asked it to (design §5: a live configuration that
+            differs from the checkpoint is a finding).
     """
 
     name: str
@@ -47,11 +52,26 @@ class Row:
     required: bool = True
     stage: Stage = "launch"
     engines: tuple[str, ...] = ()
+    told: tuple[Path, str] | None = None
 
 
-def _config(name: str, compare: str = "equal", facts: tuple[str, ...] = (), mend: str = "") -> Row:
+#: Options that change the model's configuration: what they make false was asked for.
+CONFIG_OPTIONS = ("hf_overrides", "rope_scaling_factor")
+
+_NORM: tuple[Path, str] = ("B", "attn_norm")
+_ROPE: tuple[Path, str] = ("B", "attn.q_rope")
+_ATTENTION: tuple[Path, str] = ("FA", "attn.out")
+
+
+def _config(
+    name: str,
+    compare: str = "equal",
+    facts: tuple[str, ...] = (),
+    mend: str = "",
+    told: tuple[Path, str] | None = None,
+) -> Row:
     text = mend or "give both engines the same config.json; remove hf_overrides and patches of that side"
-    return Row(name, facts or (name,), compare, CONFIG, text, _CONFIG_SOURCE)
+    return Row(name, facts or (name,), compare, CONFIG, text, _CONFIG_SOURCE, told=told)
 
 
 TABLE: tuple[Row, ...] = (
@@ -158,14 +178,14 @@ TABLE: tuple[Row, ...] = (
         "give both engines the same checkpoint: copy it again, or name one directory for both",
         "issue 3 part 1",
     ),
-    _config("norm_eps", "close"),
-    _config("rope_theta", "close"),
-    _config("rope_scaling"),
-    _config("rope_frequencies", "frequencies"),
+    _config("norm_eps", "close", told=_NORM),
+    _config("rope_theta", "close", told=_ROPE),
+    _config("rope_scaling", told=_ROPE),
+    _config("rope_frequencies", "frequencies", told=_ROPE),
     _config("heads"),
     _config("kv_heads"),
     _config("head_dim"),
-    _config("attention_scale", "close"),
+    _config("attention_scale", "close", told=_ATTENTION),
     _config(
         "window",
         "window",
@@ -173,7 +193,7 @@ TABLE: tuple[Row, ...] = (
         "set use_sliding_window to false in config.json, or run sequences that no window cuts; "
         "dlinfer's attention kernels take no window at all",
     ),
-    _config("softcap", "close"),
+    _config("softcap", "close", told=_ATTENTION),
     _config("tied_head"),
     _config("layers"),
     _config("vocab"),

@@ -25,6 +25,9 @@ class Condition:
         source: the document that demands it.
         required: whether it stops the comparison unless it is ok; the others inform.
         allowed: the user goes on without it.
+        sides: those that do not meet it.
+        told: it does not stop the comparison: the engine computes otherwise than its checkpoint says, which is a
+            finding (:mod:`align.conditions.told`).
     """
 
     name: str
@@ -38,6 +41,8 @@ class Condition:
     source: str
     required: bool = True
     allowed: bool = False
+    sides: tuple[str, ...] = ()
+    told: bool = False
 
     @property
     def ok(self) -> bool:
@@ -46,16 +51,22 @@ class Condition:
     @property
     def blocks(self) -> bool:
         """Whether the comparison must stop here."""
-        return self.required and not self.ok and not self.allowed
+        return self.required and not self.ok and not self.allowed and not self.told
 
     @property
     def taints(self) -> bool:
         """Whether a verdict that rests on it must say so: it does not hold and the user went on."""
-        return self.required and not self.ok and self.allowed
+        return self.required and not self.ok and self.allowed and not self.told
 
     def allow(self) -> Condition:
         return replace(self, allowed=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Made of JSON-able values."""
-        return {**asdict(self), "observed": dict(self.observed), "where": dict(self.where), "blocks": self.blocks}
+        return {
+            **asdict(self),
+            "observed": dict(self.observed),
+            "where": dict(self.where),
+            "sides": list(self.sides),
+            "blocks": self.blocks,
+        }

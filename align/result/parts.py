@@ -220,6 +220,10 @@ class Condition(Documented):
     """Whether it stops the comparison unless it is ok; the others inform."""
     allowed: bool
     """The user goes on without it."""
+    sides: list[str]
+    """Those that do not meet it."""
+    told: bool
+    """A finding says it, and it does not stop the comparison: the engine computes otherwise than its checkpoint says."""
     blocks: bool
     """Whether it stopped the comparison."""
 

@@ -60,6 +60,7 @@ class Certifier:
                 steps=() if side.free is None else side.free.steps,
                 token_ids=None if inputs is None else inputs[role],
                 files=None if side.spec is None else self.files(Path(side.spec.model_path)),
+                options={} if side.spec is None else side.spec.options,
             )
             for role, side in sides.items()
         }

@@ -16,7 +16,7 @@ from align.walk.diagnosis import Diagnosis, diagnose
 from align.walk.planner import accused_name, headline_of
 
 #: Findings that a recomputation says something about.
-_KINDS = ("operator", "weights", "unexplained", "nonfinite")
+_KINDS = ("operator", "weights", "unexplained", "nonfinite", "configuration")
 
 
 def diagnose_headline(

@@ -18,7 +18,7 @@ from align.case.schema import Case, parse_case
 from align.checkpoints.table import structure_of
 from align.compare.noise import NoisePolicy
 from align.compare.tokens import TokenComparison, compare_tokens
-from align.conditions import RUN, Condition, SideFacts, evaluate, refuse
+from align.conditions import RUN, Condition, SideFacts, evaluate, refuse, with_configuration
 from align.errors import UserError
 from align.run.certify import recorded_prompts, recorded_steps
 from align.run.complete import require_rows
@@ -144,6 +144,7 @@ class Offline:
             report.tensors, report.findings = judge_tensors(
                 traces["candidate"], traces["reference"], self._policy, report.comparisons, progress, self._floor
             )
+        report.findings = with_configuration(report.findings, report.conditions)
         if report.findings:
             with report.timed("diagnose"):
                 report.findings, report.diagnosis = diagnose_headline(report.findings, report.tensors, [traces])
@@ -179,6 +180,7 @@ class Offline:
                 steps=recorded_steps(trace),
                 token_ids=recorded_prompts(trace),
                 files=trace.manifest["checkpoint_files"],
+                options=trace.manifest["spec"].get("options", {}),
             )
             for role, trace in traces.items()
         }

@@ -49,7 +49,7 @@ def test_cos_and_sin_on_the_host_are_named(result: dict[str, Any]) -> None:
     source = Path(site.partition(":")[0]).read_text().splitlines()[number - 1]
     assert ".to(x.device)" in source
     assert evidence["stack"][1].startswith("lmdeploy/pytorch/models/qwen3.py:")
-    assert evidence["phases"] == ["decode", "prefill"]
+    assert evidence["seen_in"] == ["decode", "prefill"]
     # The simulated device computes as the host does: it is a finding by its place, and the numbers say so.
     assert evidence["affected"] is False
     assert evidence["difference"]["verdict"] == "equal"

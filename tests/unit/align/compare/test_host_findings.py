@@ -51,7 +51,7 @@ def test_cos_and_sin_of_one_function_are_one_finding() -> None:
     assert evidence["made"] == ["aten::cos", "aten::sin"]
     assert evidence["moved_at"] == ["rotary.py:10 forward", "rotary.py:11 forward"]
     assert evidence["arguments"] == ["cos", "sin"]
-    assert (evidence["count"], evidence["steps"], evidence["phases"]) == (6, 3, ["decode", "prefill"])
+    assert (evidence["count"], evidence["steps"], evidence["seen_in"]) == (6, 3, ["decode", "prefill"])
     assert "rotary.py:10 forward" in found.summary
     assert "which computes it on its device" in evidence["said"]
 

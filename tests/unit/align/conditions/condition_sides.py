@@ -98,6 +98,41 @@ FACTS: dict[str, dict[str, Any]] = {
     },
 }
 
+RESIDUE = {"elements": 7, "blocks": 1, "of_blocks": 8}
+#: Condition → facts that make it false; every condition of the table is here or in a test of its own.
+FALSE: dict[str, dict[str, Any]] = {
+    "warmup": {"start_residue": RESIDUE},
+    "eager": {"worker_eager": False},
+    "tp": {"worker_tp": 2},
+    "dp": {"dp": 2},
+    "ep": {"worker_ep": 2},
+    "greedy": {"greedy": False, "top_k": 5},
+    "dtype": {"cache_dtype": "float16"},
+    "block_size": {"cache_block_size": 64},
+    "prefix_caching": {"prefix_caching": True},
+    "chunked_prefill": {"max_prefill_tokens": 5},
+    "async_scheduling": {"async_scheduling": True},
+    "norm_eps": {"norm_eps": 1e-3},
+    "rope_theta": {"rope_theta": 10001.0},
+    "rope_scaling": {"rope_scaling": "linear"},
+    "rope_frequencies": {
+        "rope_frequencies": {
+            "inv_freq": [1.0 / 2**index for index in range(8)], "resolution": [1e-6] * 8, "scale": 1.0,
+        }
+    },
+    "heads": {"heads": 8},
+    "kv_heads": {"kv_heads": 4},
+    "head_dim": {"head_dim": 32},
+    "attention_scale": {"attention_scale": 0.125},
+    "window": {"window": 4},
+    "softcap": {"softcap": 30.0},
+    "tied_head": {"tied_head": True},
+    "layers": {"layers": 3},
+    "vocab": {"vocab": 256},
+    "hidden": {"hidden": 32},
+    "intermediate": {"intermediate": 97},
+}  # fmt: skip
+
 
 def info(config: Mapping[str, Any] = CONFIG) -> ModelInfo:
     return ModelInfo(

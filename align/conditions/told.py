@@ -1,0 +1,75 @@
+"""Findings of conditions: an engine computes otherwise than its checkpoint's configuration says.
+
+Nobody asked it to, so that stopping would hide what is wrong: a norm's epsilon, rope frequencies, a scale of attention
+(design §5: a live configuration that differs from the checkpoint is a finding, never a reason to stop).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from align.checkpoints.table import kinds, parse
+from align.conditions.table import TABLE
+from align.conditions.types import Condition
+from align.findings import Finding
+
+KIND = "configuration"
+
+
+def configuration_findings(conditions: Iterable[Condition]) -> list[Finding]:
+    """One finding for each side and operator, with all that says so."""
+    told = {row.name: row.told for row in TABLE if row.told is not None}
+    groups: dict[tuple[str, tuple[str, str]], list[Condition]] = {}
+    for condition in conditions:
+        if condition.told:
+            for side in condition.sides:
+                groups.setdefault((side, told[condition.name]), []).append(condition)
+    return [_finding(side, told[group[0].name], group) for (side, _), group in groups.items()]
+
+
+def _finding(side: str, place: tuple[str, str], group: Sequence[Condition]) -> Finding:
+    path = next(row.told[0] for row in TABLE if row.told == place)
+    said = [
+        {
+            "condition": one.name,
+            "requested": one.requested,
+            "observed": one.observed[side],
+            "where": one.where[side],
+            "why": one.why,
+        }
+        for one in group
+    ]
+    names = ", ".join(one.name for one in group)
+    return Finding(
+        path,
+        KIND,
+        side=side,
+        checkpoint=kinds()[place[1]].at(0),
+        layer=0,
+        evidence={"what": f"{names} of the live engine differs from config.json: {group[-1].why}", "conditions": said},
+        next=f"read how that engine sets the {group[-1].where[side]} from the configuration, "
+        "and recompute the checkpoint with transformers: align golden RUN",
+    )
+
+
+def with_configuration(findings: Sequence[Finding], conditions: Iterable[Condition]) -> tuple[Finding, ...]:
+    """All findings: that of a configuration behind the first one of an operator that it explains, else in front."""
+    found = list(findings)
+    for one in configuration_findings(conditions):
+        place = next((at + 1 for at, other in enumerate(found) if _explains(one, other)), None)
+        if place is None:
+            place = sum(other.path == "INPUT" for other in found)
+        found.insert(place, one)
+    return tuple(found)
+
+
+def _explains(configuration: Finding, other: Finding) -> bool:
+    """Whether an operator's finding is of the kind of operator that a configuration is about, on the same side."""
+    if other.kind != "operator" or other.side != configuration.side or other.checkpoint is None:
+        return False
+    assert configuration.checkpoint is not None
+    try:
+        mine, its = parse(configuration.checkpoint).kind, parse(other.checkpoint).kind
+    except ValueError:
+        return False
+    return mine.operators[0] == its.operators[0]
