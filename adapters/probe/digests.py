@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from adapters.base import RowSpan
+from adapters.probe.lean import heads_of
 from align.checkpoints.shards import Shard
 from align.checkpoints.table import kinds
 from align.trace.digest import channel_signs, digest, token_signs
@@ -20,10 +21,11 @@ class DigestPass:
     Args:
         shards: this rank's part of each kind that is split.
         seed: of the signs; the same on every rank and side.
+        lean: digest the chosen rows only, and no channels.
     """
 
-    def __init__(self, shards: Mapping[str, Shard], seed: int) -> None:
-        self._shards, self._seed = shards, seed
+    def __init__(self, shards: Mapping[str, Shard], seed: int, lean: bool = False) -> None:
+        self._shards, self._seed, self._lean = shards, seed, lean
         self._signs: dict[str, Tensor] = {}
         #: Phase → kind → sums ``[layers, 4, C]`` and ``[layers, C]``, and the layers that they hold.
         self._sums: dict[str, dict[str, _Sums]] = {}
@@ -44,11 +46,17 @@ class DigestPass:
         return self._signs[kind]
 
     def step(
-        self, rows: Sequence[RowSpan], phase: str, values: Mapping[str, Tensor], present: Mapping[str, set[int]]
+        self,
+        rows: Sequence[RowSpan],
+        phase: str,
+        values: Mapping[str, Tensor],
+        present: Mapping[str, set[int]],
+        chosen: Sequence[int] = (),
     ) -> dict[str, Tensor]:
         """Digest one step.
 
         Args:
+            chosen: of a lean recording: indices of the rows that are digested.
             values: kind → ``[layers, T, …]``; the logits have one row per request.
             present: kind → layers that hold something.
 
@@ -56,14 +64,21 @@ class DigestPass:
             Keys of a step file.
         """
         spans = [(row.request, row.start + at, row.occurrence) for row in rows for at in range(row.count)]
-        signs = self._token_signs(spans)
+        signs = None if self._lean else self._token_signs(spans)
+        heads = heads_of(rows, chosen)
+        if self._lean and not chosen:
+            return {}
         sums = self._sums.setdefault(phase, {})
         found: dict[str, Tensor] = {}
         for kind, layers in present.items():
             if kinds()[kind].integer:
                 continue
             flat, shape = values[kind].flatten(2), values[kind].shape[2:]
-            along = kinds()[kind].axes[0] == "tokens"  # the vocabulary's channels would outweigh all others
+            if self._lean:
+                picked = chosen if flat.shape[1] == len(spans) and kinds()[kind].axes[0] == "tokens" else heads
+                flat = flat[:, list(picked)]
+            # The vocabulary's channels would outweigh all others.
+            along = kinds()[kind].axes[0] == "tokens" and not self._lean
             parts = digest(flat, self._channel_signs(kind, shape), signs if along else None)
             for layer in sorted(layers):
                 name = kinds()[kind].at(layer if kinds()[kind].per_layer else None)

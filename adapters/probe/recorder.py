@@ -20,6 +20,7 @@ from torch import Tensor
 from adapters.base import RowSpan
 from adapters.probe.callbook import CallBook, Tapped
 from adapters.probe.digests import DigestPass
+from adapters.probe.lean import RowChoice
 from adapters.probe.residual import ResidualPass, Weights
 from adapters.probe.slots import positions_of
 from adapters.probe.spec import CaptureSpec
@@ -28,7 +29,7 @@ from adapters.probe.watch import Watch
 from align.checkpoints.shards import shards
 from align.checkpoints.table import Name, Structure, kinds
 from align.trace.calls import CALLS_FILE, HOST_FILE, call_lines
-from align.trace.format import POSITIONS, TOKEN_IDS, TOKEN_RESIDUAL, StepEntry
+from align.trace.format import POSITIONS, TOKEN_IDS, TOKEN_RESIDUAL, StepEntry, checkpoint_of
 from align.trace.writer import TraceWriter
 
 #: Sums over steps are rewritten at most this often, and at the last step of a run.
@@ -60,6 +61,8 @@ class Recorder:
         self._buffers: dict[str, Tensor] = {}
         self._residual: ResidualPass | None = None
         self._digest: DigestPass | None = None
+        #: Of a lean recording.
+        self._choice: RowChoice | None = None
         self._step: _Step | None = None
         self._flushed = 0.0
         self._unwritten: set[str] = set()
@@ -117,11 +120,13 @@ class Recorder:
         self._residual = self._digest = None
         if spec.residual:
             self._residual = ResidualPass(
-                self.structure, self._weights, self._dtype, sample_rows=spec.sample_rows, seed=spec.seed
-            )
+                self.structure, self._weights, self._dtype,
+                sample_rows=spec.sample_rows, seed=spec.seed, lean=spec.lean,
+            )  # fmt: skip
             self._residual.begin(run)
         if spec.digest:
-            self._digest = DigestPass(parts, spec.seed)
+            self._digest = DigestPass(parts, spec.seed, spec.lean)
+        self._choice = RowChoice() if spec.lean else None
         given = spec.transplant
         self.transplant = None if given is None else Transplant(given, self.structure, self.rank, self.tp_rank)
 
@@ -241,8 +246,9 @@ class Recorder:
                 place = 0 if name.layer is None else name.layer
                 if place in step.present.get(name.kind.name, ()) and (name.kind.integer or str(name) in self._kept):
                     tensors[str(name)] = values[name.kind.name][place]
+            chosen = None if self._choice is None else self._choice.choose(step.rows)
             if self._digest is not None:
-                tensors.update(self._digest.step(step.rows, step.phase, values, step.present))
+                tensors.update(self._digest.step(step.rows, step.phase, values, step.present, chosen or ()))
             sampled: list[int] = []
             if self._residual is not None:
                 shaped = {kind: buffer if kinds()[kind].per_layer else buffer[0] for kind, buffer in values.items()}
@@ -250,7 +256,7 @@ class Recorder:
                     positions = torch.cat([torch.arange(row.start, row.start + row.count) for row in step.rows])
                 ends = [index - 1 for index in _ends(step.rows)]
                 found = self._residual.step(
-                    step.rows, step.phase, positions, token_ids, shaped, ends, present=step.present
+                    step.rows, step.phase, positions, token_ids, shaped, ends, present=step.present, number=step.step
                 )
                 sampled = list(found.sampled)
                 tensors.update(found.tensors)
@@ -261,6 +267,8 @@ class Recorder:
                 rows=step.rows,
                 sampled=tuple(sampled),
                 logits_rows=tuple((row.request, row.start + row.count - 1) for row in step.rows),
+                digested=chosen,
+                noted=() if chosen is None else self._noted(step, tensors),
                 failures=step.failures,
             )
             self._writer.write_step(entry, tensors)
@@ -269,6 +277,12 @@ class Recorder:
                 self._flush()
         finally:
             step.present.clear()
+
+    def _noted(self, step: _Step, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+        """Checkpoints that were seen in a step, and of which nothing is kept."""
+        kept = {checkpoint_of(key) for key in tensors}
+        seen = (name for name in self._names if (name.layer or 0) in step.present.get(name.kind.name, ()))
+        return tuple(str(name) for name in seen if str(name) not in kept)
 
     def _write_calls(self) -> None:
         """What the step's calls were given, and what came from the host."""
@@ -284,7 +298,7 @@ class Recorder:
         """Write the sums of the phases that went on since they were last written."""
         assert self._writer is not None
         for which, source in (("residual", self._residual), ("digest", self._digest)):
-            if source is not None:
+            if source is not None and not (which == "digest" and self._choice is not None):
                 for phase in sorted(self._unwritten):
                     self._writer.write_accumulated(which, phase, source.accumulated(phase))
         self._unwritten.clear()

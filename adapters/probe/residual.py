@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from adapters.base import RowSpan
+from adapters.probe.lean import TopRows, head_sums, top_channels
 from adapters.probe.residual_state import FloatWeights, History, Weights
 from adapters.probe.residual_step import Step, StepResiduals, sample
 from adapters.probe.residual_sums import ChannelSums, Sums
@@ -19,6 +20,14 @@ from align.checkpoints import recompute
 from align.checkpoints.bounds import bounds, unit_roundoff
 from align.checkpoints.recompute import Exact
 from align.checkpoints.table import Kind, Name, Structure, kinds
+from align.trace.format import (
+    CHANNEL_RESIDUAL,
+    HEAD_RESIDUAL,
+    TOKEN_RESIDUAL,
+    TOP_CHANNELS,
+    TOP_ROWS,
+    WORST_RESIDUAL,
+)
 
 __all__ = ["ResidualPass", "StepResiduals", "Weights", "sample"]
 
@@ -38,6 +47,7 @@ class ResidualPass:
         dtype: the model's.
         sample_rows: rows of a step that are recomputed at most.
         seed: of the sampling.
+        lean: keep the worst rows and channels of each phase instead of the sums of all.
         cache_bytes: room for float32 copies of weights. What does not fit is converted at each use.
     """
 
@@ -49,8 +59,9 @@ class ResidualPass:
         sample_rows: int = 64,
         seed: int = 0,
         cache_bytes: int = 1 << 30,
+        lean: bool = False,
     ) -> None:
-        self._structure, self._dtype = structure, dtype
+        self._structure, self._dtype, self._lean = structure, dtype, lean
         self._weights = FloatWeights(weights, cache_bytes)
         self._unit = unit_roundoff(dtype)
         self._limit, self._seed = sample_rows, seed
@@ -58,20 +69,32 @@ class ResidualPass:
         self._run, self._count = 0, 0
         self._histories: dict[str, History] = {}
         self._channels: dict[str, dict[Kind, ChannelSums]] = {}
+        self._rows: dict[str, dict[Kind, TopRows]] = {}
 
     def begin(self, run: int) -> None:
         """Start a run: histories and accumulated sums of the one before are forgotten."""
         self._run, self._count = run, 0
         self._histories.clear()
         self._channels.clear()
+        self._rows.clear()
         self._weights.begin()
 
     def accumulated(self, phase: str) -> dict[str, Tensor]:
-        """``NAME#res_ch`` float32 ``[3, *channels]``: sums over the rows recomputed in this run's steps of a phase."""
+        """Sums over the rows recomputed in this run's steps of a phase.
+
+        ``NAME#res_ch`` float32 ``[3, *channels]``; of a lean recording what is worst of them, see
+        :mod:`adapters.probe.lean`.
+        """
         found = {}
         for kind, sums in self._channels.get(phase, {}).items():
             for layer, channels in sums.layers():
-                found[f"{kind.at(layer if kind.per_layer else None)}#res_ch"] = channels
+                name = kind.at(layer if kind.per_layer else None)
+                if not self._lean:
+                    found[f"{name}{CHANNEL_RESIDUAL}"] = channels
+                    continue
+                found[f"{name}{TOP_CHANNELS}"] = top_channels(channels)
+                found[f"{name}{HEAD_RESIDUAL}"] = head_sums(channels)
+                found[f"{name}{TOP_ROWS}"] = self._rows[phase][kind].layer(layer)
         return found
 
     @torch.no_grad()
@@ -84,10 +107,12 @@ class ResidualPass:
         values: Mapping[str, Tensor],
         logits_rows: Sequence[int],
         present: Mapping[str, set[int]] | None = None,
+        number: int = 0,
     ) -> StepResiduals:
         """Recompute one step.
 
         Args:
+            number: of the step, by which a lean recording names its worst rows.
             rows: spans of the step, T rows together.
             phase: under which channel sums are accumulated.
             positions: int64 ``[T]`` as the engine's rope reads them; keys are kept by the positions of ``rows``.
@@ -109,6 +134,7 @@ class ResidualPass:
             present or {},
             torch.tensor(chosen, dtype=torch.int64),
             torch.tensor(list(logits_rows), dtype=torch.int64),
+            number,
         )
         result = StepResiduals(chosen, {})
         self._remember(step, result)
@@ -157,7 +183,7 @@ class ResidualPass:
             if first:
                 usable[0] = self._first_input(step, sums["block_in"], rows)
         for one in group:
-            self._emit(one, sums[one.name], rows, usable, phase, result)
+            self._emit(step, one, sums[one.name], rows, usable, phase, result)
 
     def _arguments(self, kind: Kind, layer: int) -> tuple[int, list[Kind]]:
         """The kinds that an operator reads, and the layers by which they are moved."""
@@ -315,17 +341,23 @@ class ResidualPass:
                 magnitude[base - low : top - low].index_copy_(1, mine, exact.magnitude)
         return Exact(value, magnitude)
 
-    def _emit(self, kind: Kind, sums: Sums, rows: Tensor, usable: Tensor, phase: str, result: StepResiduals) -> None:
+    def _emit(
+        self, step: Step, kind: Kind, sums: Sums, rows: Tensor, usable: Tensor, phase: str, result: StepResiduals
+    ) -> None:
         """Hand the sums out under the names of the checkpoints, and add those of the channels up."""
         good = usable & sums.seen
         accumulated = self._channels.setdefault(phase, {}).setdefault(kind, ChannelSums(sums.layers, sums.shape))
         accumulated.add(sums.channels, good)
+        if self._lean:
+            kept = self._rows.setdefault(phase, {}).setdefault(kind, TopRows(sums.layers))
+            kept.add(step.number, rows, sums.tokens, good)
         largest = sums.largest(rows)
         for layer, fine in enumerate(good.tolist()):
             name = kind.at(layer if kind.per_layer else None)
             if fine:
-                result.tensors[f"{name}#res_tok"] = sums.tokens[layer]
-                result.tensors[f"{name}#res_max"] = largest[layer]
+                if not self._lean:
+                    result.tensors[f"{name}{TOKEN_RESIDUAL}"] = sums.tokens[layer]
+                result.tensors[f"{name}{WORST_RESIDUAL}"] = largest[layer]
             else:
                 known = bool(usable[layer])
                 result.skipped[name] = "no row could be recomputed" if known else "it or an input was not recorded"

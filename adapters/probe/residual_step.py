@@ -70,6 +70,7 @@ class Step:
     present: Mapping[str, set[int]]
     sampled: Tensor
     logits_rows: Tensor
+    number: int = 0
 
     def chosen(self, kind: Kind) -> Tensor:
         """The rows of the step that are recomputed for this kind."""

@@ -49,6 +49,7 @@ class CaptureSpec:
         digest: random projections of every checkpoint.
         residual: recompute every operator in float32 and keep statistics of the error that it added.
         sample_rows: rows per step that the residual recomputes at most.
+        lean: keep digests of a few rows only, and of the residual's sums the worst (:mod:`adapters.probe.lean`).
         seed: of the projections and the sampling.
         transplant: what is replaced before it is recorded, and before anything reads it.
     """
@@ -58,6 +59,7 @@ class CaptureSpec:
     digest: bool = True
     residual: bool = True
     sample_rows: int = 64
+    lean: bool = False
     seed: int = 0
     transplant: TransplantSpec | None = None
 

@@ -56,6 +56,7 @@ class CaptureSettings:
     quiet: bool
     json: bool = False
     only: tuple[str, ...] = ()
+    lean: bool = False
 
 
 def execute(settings: CaptureSettings) -> int:
@@ -97,7 +98,9 @@ def execute(settings: CaptureSettings) -> int:
             hosts=LocalHosts(),
             directories={role: directory.path / ENGINE},
         )
-        alone = Alone(session, case, info, directory.path, budget_bytes(settings.values_budget), settings.capture)
+        alone = Alone(
+            session, case, info, directory.path, budget_bytes(settings.values_budget), settings.capture, settings.lean
+        )
         recorded = alone.run(along)
     directory.write_json("tokens.json", tokens_record(session.outcome))
     show_recorded(console, recorded, directory.path, role, followed=settings.along)

@@ -179,6 +179,7 @@ def _settings(request: RunRequest, path: Path, asked: ResumeSettings | ReplaySet
         along=request.along,
         confirm=request.confirm,
         accuse=request.accuse,
+        lean=request.lean,
     )
 
 

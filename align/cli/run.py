@@ -106,6 +106,7 @@ class RunSettings:
     #: Transplants: at the headline, and where the user accuses somebody (``SIDE:CHECKPOINT``).
     confirm: bool = True
     accuse: tuple[str, ...] = ()
+    lean: bool = False
 
 
 def execute(settings: RunSettings) -> int:
@@ -266,6 +267,7 @@ def _wishes(settings: RunSettings) -> Wishes:
         along=None if settings.along is None else generations_along(settings.along),
         confirm=settings.confirm,
         accusations=tuple(map(accusation_of, settings.accuse)),
+        lean=settings.lean,
     )
 
 
@@ -286,6 +288,7 @@ def _request(settings: RunSettings, info: ModelInfo, known: Known) -> RunRequest
         tensors=settings.tensors,
         capture=settings.capture,
         values_budget=settings.values_budget,
+        lean=settings.lean,
         replay=settings.replay,
         launch_timeout=settings.launch_timeout,
         step_timeout=settings.step_timeout,

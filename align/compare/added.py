@@ -15,6 +15,7 @@ import torch
 
 from align.checkpoints.table import Structure, parse
 from align.compare.collective import judge_reduces
+from align.compare.lean import worst_sums
 from align.compare.residual import ResidualPolicy, ResidualVerdict, judge, largest_of, shown_by
 from align.compare.rows import Recorded, keys_of
 from align.trace.format import CHANNEL_RESIDUAL, TOKEN_RESIDUAL, WORST_RESIDUAL, StepEntry, checkpoint_of
@@ -108,20 +109,22 @@ def _judge_phase(
     for entry in entries:
         rows = _row_names(entry)
         for key in keys_of(trace, rank, entry.step):
-            if not key.endswith(TOKEN_RESIDUAL):
+            if not key.endswith(WORST_RESIDUAL):
                 continue
             name = checkpoint_of(key)
             try:
-                sums = trace.tensor(rank, entry.step, key)
-                worst = trace.tensor(rank, entry.step, name + WORST_RESIDUAL)
+                sums = trace.tensor(rank, entry.step, name + TOKEN_RESIDUAL)
+                worst = trace.tensor(rank, entry.step, key)
             except ValueError as error:
                 broken[name] = str(error)
                 continue
-            if sums is None or worst is None:
+            if worst is None or (sums is None and entry.digested is None):
                 continue
-            tokens[name].append(sums)
             largest[name].append(worst)
             maxima_rows[name].append(rows["all"])
+            if sums is None:  # a lean recording has the worst rows of the phase
+                continue
+            tokens[name].append(sums)
             named = rows["head"] if name == _HEAD or len(sums) != len(rows["sampled"]) else rows["sampled"]
             names[name] += named if len(named) == len(sums) else [("", -1)] * len(sums)
     try:
@@ -132,10 +135,13 @@ def _judge_phase(
         name: ResidualVerdict(name, structure.operator(parse(name).kind), "not observable", why)
         for name, why in broken.items()
     }
-    for name, sums_of_steps in tokens.items():
+    for name in largest:
         if name in broken:
             continue
-        whole = torch.cat(sums_of_steps)
+        lean = worst_sums(channels, name, structure, entries) if not tokens[name] else None
+        if lean is not None:
+            names[name] = lean[1]
+        whole = torch.cat(tokens[name]) if tokens[name] else None
         known = all(position >= 0 for _, position in names[name])
         shown = shown_by(largest[name])
         row = int(largest[name][shown][1])
@@ -147,9 +153,10 @@ def _judge_phase(
             tokens=whole,
             largest=largest_of(largest[name]),
             channels=channels.get(name + CHANNEL_RESIDUAL),
-            channel_rows=len(whole),
+            channel_rows=0 if whole is None else len(whole),
             row_names=names[name] if known else (),
             largest_name=all_rows[row] if 0 <= row < len(all_rows) else None,
+            worst=None if lean is None else lean[0],
         )
     return found
 

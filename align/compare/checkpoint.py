@@ -16,7 +16,7 @@ from align.compare.gather import Gathered, gather, is_head, reconcile
 from align.compare.metrics import Metrics, identical, join, measure_block
 from align.compare.pairing import Pairing
 from align.compare.policy import Judged, TensorPolicy
-from align.compare.rows import CANDIDATE, REFERENCE, PairedRow, Place, Recorded, RowKey
+from align.compare.rows import CANDIDATE, REFERENCE, PairedRow, Place, Recorded, RowKey, real_steps
 
 Verdict = Literal["equal", "within", "beyond", "not observable", "not comparable"]
 SLOTS = "attn.kv_start_indices"
@@ -153,7 +153,8 @@ def _compare_gathered(
     both = sorted(set(left.rows) & set(right.rows))
     if not both:
         raise ValueError("the two sides recorded different rows of it")
-    missing = {side: len(rows) - len(has.rows) for side, has in ((CANDIDATE, left), (REFERENCE, right))}
+    asked = {side: len(rows) if not estimated else _digests_asked(traces[side], places[side]) for side in traces}
+    missing = {side: max(0, asked[side] - len(has.rows)) for side, has in ((CANDIDATE, left), (REFERENCE, right))}
     a, b, note = reconcile(_at(left, both), _at(right, both))
     chosen = [rows[index] for index in both]
     compared = _judge(name, a, b, chosen, policy, estimated)
@@ -202,7 +203,13 @@ def _at(side: Gathered, rows: list[int]) -> torch.Tensor:
 def _gather_digest(trace: Recorded, name: str, places: Sequence[Place]) -> Gathered | None:
     if trace.structure is None:
         return None
-    return gather(trace, name, places, lambda step: joined_digest(trace, step, name))
+    return gather(trace, name, places, lambda step: joined_digest(trace, step, name), digests=True)
+
+
+def _digests_asked(trace: Recorded, places: Sequence[Place]) -> int:
+    """How many of the places should have a digest: a lean recording chooses some."""
+    chosen = {entry.step: entry.digested for entry in real_steps(trace)}
+    return sum(kept is None or place.index in kept for place in places for kept in (chosen[place.step],))
 
 
 def _why_not(name: str, lacking: list[str], traces: Mapping[str, Recorded], any_rows: bool) -> str:

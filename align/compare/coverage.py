@@ -8,7 +8,7 @@ from typing import Any
 
 from align.compare.gather import is_head
 from align.compare.rows import Recorded, keys_of, real_steps
-from align.trace.format import POSITIONS, TOKEN_DIGEST, TOKEN_IDS, checkpoint_of
+from align.trace.format import POSITIONS, TOKEN_DIGEST, TOKEN_IDS, WORST_RESIDUAL, StepEntry, checkpoint_of
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,14 @@ def recorded_names(trace: Recorded) -> set[str]:
     found: set[str] = set()
     for entry in real_steps(trace):
         for rank in trace.ranks:
-            found |= _seen(keys_of(trace, rank, entry.step))
+            found |= _seen(keys_of(trace, rank, entry.step), entry)
     return found
 
 
-def _seen(keys: frozenset[str]) -> set[str]:
-    seen = {checkpoint_of(key) for key in keys if "#" not in key or key.endswith(TOKEN_DIGEST)}
+def _seen(keys: frozenset[str], entry: StepEntry) -> set[str]:
+    """What a step holds of; a lean recording digests no row in some steps, and judges the operators in all."""
+    marks = (TOKEN_DIGEST,) if entry.digested is None else (TOKEN_DIGEST, WORST_RESIDUAL)
+    seen = {checkpoint_of(key) for key in keys if "#" not in key or key.endswith(marks)} | set(entry.noted)
     return seen - {TOKEN_IDS, POSITIONS}
 
 
@@ -74,7 +76,7 @@ def cover(trace: Recorded, expected: tuple[str, ...]) -> Coverage:
     why: dict[str, str] = {}
     heads = {name for name in expected if is_head(name)}
     for entry in real_steps(trace):
-        kept = [_seen(keys_of(trace, rank, entry.step)) for rank in trace.ranks]
+        kept = [_seen(keys_of(trace, rank, entry.step), entry) for rank in trace.ranks]
         some: set[str] = set().union(*kept)
         # Logits are sampled on some ranks only, and a step may sample none.
         whole = set.intersection(*kept) | (heads & some) | (set() if entry.logits_rows else heads)

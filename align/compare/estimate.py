@@ -8,7 +8,7 @@ import torch
 
 from align.checkpoints.table import parse
 from align.compare.metrics import SLICE_FLOOR, Metrics, Worst
-from align.compare.rows import Recorded
+from align.compare.rows import Recorded, digested_heads, real_steps
 from align.trace.digest import channel_signs, digest_tokens, estimate_rel_l2
 from align.trace.format import TOKEN_DIGEST, TOKEN_SQUARES
 
@@ -49,6 +49,12 @@ def _of_values(trace: Recorded, step: int, name: str) -> torch.Tensor | None:
     values = trace.joined(step, name)
     if values is None:
         return None
+    entry = next(one for one in real_steps(trace) if one.step == step)
+    if entry.digested is not None:  # as much as if it had been digested
+        rows = entry.digested if len(values) == sum(span.count for span in entry.rows) else digested_heads(entry)
+        if not rows:
+            return None
+        values = values[list(rows)]
     flat = values.flatten(1)
     seed = int((trace.manifest.get("capture") or {}).get("seed", 0))
     signs = channel_signs(parse(name).kind.name, torch.arange(flat.shape[1]), seed)

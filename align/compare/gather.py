@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from align.checkpoints.table import parse
-from align.compare.rows import Place, Recorded, real_steps
+from align.compare.rows import Place, Recorded, digested_heads, real_steps
+from align.trace.format import StepEntry
 
 Read = Callable[[int], torch.Tensor | None]
 
@@ -26,10 +27,13 @@ class Gathered:
     rows: tuple[int, ...]
 
 
-def gather(trace: Recorded, name: str, places: Sequence[Place], read: Read | None = None) -> Gathered | None:
+def gather(
+    trace: Recorded, name: str, places: Sequence[Place], read: Read | None = None, digests: bool = False
+) -> Gathered | None:
     """A checkpoint's rows at the given places, joined over ranks; ``None`` if none of them was recorded.
 
-    ``read`` gives what is to be gathered of a step, ``[rows, …]``; by default the checkpoint's values.
+    ``read`` gives what is to be gathered of a step, ``[rows, …]``; by default the checkpoint's values. ``digests``: it
+    has the rows alone whose digests were kept, where that are not all.
 
     Rows that reach the head alone (logits, and whatever an engine computed for them only) are found by their place
     there.
@@ -37,9 +41,7 @@ def gather(trace: Recorded, name: str, places: Sequence[Place], read: Read | Non
     Raises:
         ValueError: a record is damaged, ranks' copies differ, or a tensor has an unexpected number of rows.
     """
-    counts = {
-        entry.step: (sum(span.count for span in entry.rows), len(entry.logits_rows)) for entry in real_steps(trace)
-    }
+    held = {entry.step: _Held.of(entry, digests) for entry in real_steps(trace)}
     steps: dict[int, list[int]] = {}
     for asked, place in enumerate(places):
         steps.setdefault(place.step, []).append(asked)
@@ -49,7 +51,8 @@ def gather(trace: Recorded, name: str, places: Sequence[Place], read: Read | Non
         value = trace.joined(step, name) if read is None else read(step)
         if value is None:
             continue
-        local, kept = _local_rows(name, value, counts[step], step, [(asked, places[asked]) for asked in indices])
+        asked_of = [(asked, places[asked]) for asked in indices]
+        local, kept = _local_rows(name, value, held[step], step, asked_of)
         pieces.append(value if local == list(range(value.shape[0])) else value[local])
         rows += kept
     if not rows:
@@ -61,20 +64,38 @@ def gather(trace: Recorded, name: str, places: Sequence[Place], read: Read | Non
     return Gathered(whole, tuple(rows[index] for index in order))
 
 
+@dataclass(frozen=True)
+class _Held:
+    """Rows of a step: where its tokens, and its rows that reach the head, stand in a record of it."""
+
+    tokens: dict[int, int]
+    heads: dict[int, int]
+
+    @classmethod
+    def of(cls, entry: StepEntry, digests: bool) -> _Held:
+        count = sum(span.count for span in entry.rows)
+        if not digests or entry.digested is None:
+            every = range(len(entry.logits_rows))
+            return cls({row: row for row in range(count)}, {head: head for head in every})
+        heads = digested_heads(entry)
+        return cls({row: at for at, row in enumerate(entry.digested)}, {head: at for at, head in enumerate(heads)})
+
+
 def _local_rows(
-    name: str, value: torch.Tensor, counts: tuple[int, int], step: int, places: Sequence[tuple[int, Place]]
+    name: str, value: torch.Tensor, held: _Held, step: int, places: Sequence[tuple[int, Place]]
 ) -> tuple[list[int], list[int]]:
     """Indices into ``value`` of the places that it holds, and which of the asked rows these are."""
-    tokens, heads = counts
     length = value.shape[0] if value.dim() else 0
     by_head = is_head(name)
-    if not by_head and length == tokens:
-        return [place.index for _, place in places], [asked for asked, _ in places]
-    if length != heads:
-        expected = f"{heads} that reach the head" if by_head else f"{tokens}"
+    if not by_head and length == len(held.tokens):
+        found = [(held.tokens.get(place.index), asked) for asked, place in places]
+    elif length == len(held.heads):
+        found = [(None if place.head is None else held.heads.get(place.head), asked) for asked, place in places]
+    else:
+        expected = f"{len(held.heads)} that reach the head" if by_head else f"{len(held.tokens)}"
         raise ValueError(f"step {step}: {name} has {length} rows; the step has {expected}")
-    found = [(place.head, asked) for asked, place in places if place.head is not None]
-    return [head for head, _ in found], [asked for _, asked in found]
+    there = [(at, asked) for at, asked in found if at is not None]
+    return [at for at, _ in there], [asked for _, asked in there]
 
 
 def is_head(name: str) -> bool:

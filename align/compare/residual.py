@@ -20,7 +20,7 @@ channel and not as all of them. Pure functions; the policy is data.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf, prod, sqrt
 from typing import Any, Literal
 
@@ -132,6 +132,27 @@ class ResidualVerdict:
     non_finite: int = 0
 
 
+@dataclass(frozen=True)
+class WorstSums:
+    """What a lean recording keeps of a checkpoint's error in a phase, see :mod:`adapters.probe.lean`.
+
+    Attributes:
+        count: rows that were recomputed.
+        total: ``[3]`` sums e², r², e·r over all of them.
+        rows: ``[K, 3]`` sums of the worst rows; NaN where there are fewer.
+        channels: ``[K, 4]`` flat channel and sums of the worst channels.
+        heads: ``[H, 3]`` sums of every head.
+        width: channels of a row.
+    """
+
+    count: int
+    total: Tensor
+    rows: Tensor
+    channels: Tensor
+    heads: Tensor
+    width: int
+
+
 def largest_of(maxima: Sequence[Tensor]) -> Tensor:
     """Fold ``NAME#res_max`` of several steps or ranks, ``[4]`` each: the largest ratio, and all counts.
 
@@ -183,6 +204,7 @@ def judge(
     width: int = 0,
     row_names: Sequence[tuple[str, int]] = (),
     largest_name: tuple[str, int] | None = None,
+    worst: WorstSums | None = None,
 ) -> ResidualVerdict:
     """Judge one checkpoint of one side.
 
@@ -198,12 +220,15 @@ def judge(
         width: number of channels of a row, if ``channels`` is not given.
         row_names: (request, position) of each row of ``tokens``.
         largest_name: (request, position) of the row of ``largest``.
+        worst: what a lean recording kept instead of all ``tokens`` and ``channels``; ``row_names`` are of its rows.
     """
+    if worst is not None:
+        tokens, width, channel_rows = worst.rows, worst.width, worst.count
     bound = policy.operators.get(operator)
     if bound is None:
         return ResidualVerdict(name, operator, "not observable", f"the operator {operator} is not recomputed")
     known = None if tokens is None else ~tokens.isnan().any(1)
-    rows = channel_rows if known is None else int(known.sum())
+    rows = channel_rows if known is None or worst is not None else int(known.sum())
     if rows == 0 or largest is None:
         return ResidualVerdict(name, operator, "not observable", "no row was recomputed")
     unit = policy.unit
@@ -217,12 +242,17 @@ def judge(
     if tokens is not None and known is not None:
         tokens = tokens.masked_fill(~known[:, None], 0.0)
         gain_token = _gain(tokens, common, policy.z * deviation)
-        total = tokens.double().sum(0)
+        total = tokens.double().sum(0) if worst is None else worst.total.double()
         rel_l2 = sqrt(float(total[0] / total[1])) if float(total[1]) > 0 else None
         if width:
             rms = (tokens[:, 0].double() / width).sqrt()
             limit = sqrt(deviation**2 * (1 + policy.z * sqrt(2 / width)) + common**2)
             norm = _worst(rms, torch.full_like(rms, limit), known)
+    if worst is not None and channel_rows:
+        gain_channel = _gain(worst.channels[:, 1:], count * unit, policy.z * deviation)
+        if gain_channel is not None:
+            gain_channel = replace(gain_channel, index=int(worst.channels[gain_channel.index, 0]))
+        gain_head = _gain(worst.heads, common, policy.z * deviation, 1 / channel_rows)
     if channels is not None and channel_rows:
         gain_channel = _gain(channels.reshape(3, -1).T, count * unit, policy.z * deviation)
         heads = channels.double().sum(-1).reshape(3, -1).T

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -99,6 +100,12 @@ def keys_of(trace: Recorded, rank: int, step: int) -> frozenset[str]:
         return trace.keys(rank, step)
     except Exception:  # whatever is wrong with one file
         return frozenset()
+
+
+def digested_heads(entry: StepEntry) -> tuple[int, ...]:
+    """Of a lean recording: which rows that reach the head, the last of each span, have digests."""
+    ends = accumulate(span.count for span in entry.rows)
+    return tuple(head for head, end in enumerate(ends) if end - 1 in (entry.digested or ()))
 
 
 def read_rows(trace: Recorded) -> SideRows:

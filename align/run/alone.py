@@ -13,7 +13,7 @@ from align.models.info import ModelInfo
 from align.run.certify import Certifier
 from align.run.flow import check_recordable
 from align.run.manifest import manifest, write_manifest
-from align.run.recording import first_look
+from align.run.recording import check_lean, first_look
 from align.run.session import Session
 from align.run.stability import Stability, refuse_unstable, stability
 from align.run.traces import open_trace, trace_bytes
@@ -51,14 +51,23 @@ class Alone:
         directory: of the trace; exists.
         budget: bytes of values.
         values: patterns of checkpoints whose values are kept; empty leaves it to the budget.
+        lean: record as little as still names a fault.
     """
 
     def __init__(
-        self, session: Session, case: Case, info: ModelInfo, directory: Path, budget: int, values: Sequence[str] = ()
+        self,
+        session: Session,
+        case: Case,
+        info: ModelInfo,
+        directory: Path,
+        budget: int,
+        values: Sequence[str] = (),
+        lean: bool = False,
     ) -> None:
         (self._role,) = session.roles
         self._session, self._case, self._info, self._directory = session, case, info, directory
-        self._budget, self._values = budget, tuple(values)
+        self._budget, self._values, self._lean = budget, tuple(values), lean
+        check_lean(lean, case.layout.tp)
         self._structure = check_recordable(info, case.layout.tp)
 
     def run(self, along: tuple[Generation, ...] | None = None) -> Recorded:
@@ -81,7 +90,8 @@ class Alone:
             stable = stability(role, side.free.generations, side.again.generations)
             refuse_unstable([stable])
             followed = side.free.generations if along is None else along
-            look = first_look(self._directory, self._structure, session.forced(followed), self._budget, self._values)
+            requests = session.forced(followed)
+            look = first_look(self._directory, self._structure, requests, self._budget, self._values, self._lean)
             session.replay(followed, {role: look})
             content = manifest(
                 role,

@@ -39,18 +39,20 @@ def record_alone(
     along: tuple[Generation, ...] | None,
     policy: Literal["derived", "seed"],
     floor: str,
+    lean: bool = False,
     checkpoint_files: Mapping[str, str],
     stable: Mapping[str, Stability],
     say: Callable[[str], None],
 ) -> Alone:
-    """Record and compare one request by itself.
+    """Record and compare one request by itself; ``lean``: as little as float64 needs.
 
     Raises:
         UserError: a side failed, or its recording cannot be read.
     """
     directories = {role: session.directories[role] / CLOSER for role in session.roles}
     captures = {
-        role: CaptureSpec(str(directory.absolute()), values=look.values) for role, directory in directories.items()
+        role: CaptureSpec(str(directory.absolute()), values=look.values, lean=lean)
+        for role, directory in directories.items()
     }
     results = session.replay_some(look.requests, along, captures)
     part = case.only(look.requests)

@@ -15,7 +15,7 @@ from align.case.schema import Case
 from align.checkpoints.table import Structure, structure_of
 from align.compare.noise import NoisePolicy
 from align.compare.tokens import compare_tokens
-from align.conditions import refuse
+from align.conditions import refuse, with_configuration
 from align.errors import SideError, UserError
 from align.findings import Finding
 from align.models.info import ModelInfo
@@ -26,12 +26,12 @@ from align.run.confirm import Confirmer
 from align.run.diagnose import diagnose_headline
 from align.run.judge import DEFAULT_COVERAGE, judge_tensors, refuse_uncovered
 from align.run.manifest import manifest, write_manifest
-from align.run.recording import DEFAULT_BUDGET_MB, first_look
+from align.run.recording import DEFAULT_BUDGET_MB, check_lean, first_look, rows_by_request
 from align.run.report import Report
 from align.run.session import Session
 from align.run.stability import refuse_unstable, stability
 from align.run.traces import TRACE, open_trace, trace_bytes
-from align.run.verdict import overall_verdict, tokens_verdict
+from align.run.verdict import overall_verdict
 from align.trace.format import MANIFEST
 from align.walk.diagnosis import Diagnosis
 from align.walk.planner import Look, first_look_closer, headline_of, look_after_alone
@@ -55,6 +55,7 @@ class Wishes:
         floor: which calibrated floor narrows the derived policy.
         confirm: transplant at the first finding that accuses an operator or a weight of one side.
         accusations: transplants to be made besides, whatever was found.
+        lean: record as little as still names a fault (:mod:`adapters.probe.lean`).
     """
 
     tensors: bool = True
@@ -68,6 +69,7 @@ class Wishes:
     floor: str = NONE
     confirm: bool = True
     accusations: tuple[Accusation, ...] = ()
+    lean: bool = False
 
 
 def structure_or_none(info: ModelInfo, tp: int) -> Structure | None:
@@ -105,6 +107,7 @@ class Flow:
         self._structure = check_recordable(info, case.layout.tp) if wishes.tensors else None
         self._certifier = Certifier(case, info, structure_or_none(info, case.layout.tp), wishes.allow)
         _check_accusations(wishes.accusations, self._structure)
+        check_lean(wishes.lean and wishes.tensors, case.layout.tp)
         self.report = Report(min_coverage=wishes.min_coverage if wishes.tensors else None)
 
     def run(self) -> Report:
@@ -117,12 +120,10 @@ class Flow:
         try:
             with self._session:
                 self._stages()
-            if self._structure is None:
-                report.verdict = tokens_verdict(report.comparisons)
-            else:
-                verdict = overall_verdict(report.comparisons, report.findings)
+            verdict = overall_verdict(report.comparisons, report.findings)
+            if self._structure is not None:
                 refuse_uncovered(verdict, report.tensors, report.min_coverage)
-                report.verdict = verdict
+            report.verdict = verdict
         except UserError as error:
             report.reason = error.message
             raise
@@ -148,6 +149,7 @@ class Flow:
             session.generate_again()
         self._check_stability()
         self._compare("free", {role: side.free for role, side in session.outcome.sides.items()})
+        report.findings = with_configuration((), report.conditions)
         if self._structure is not None:
             self._tensors(self._structure)
         elif self._wants_replay():
@@ -212,7 +214,7 @@ class Flow:
         requests = self._session.forced(wishes.along)
         directories = {role: self._session.directories[role] / TRACE for role in self._session.roles}
         looks = {
-            role: first_look(directory, structure, requests, wishes.budget, wishes.values)
+            role: first_look(directory, structure, requests, wishes.budget, wishes.values, wishes.lean)
             for role, directory in directories.items()
         }
         with report.timed("record"):
@@ -227,6 +229,7 @@ class Flow:
             [request.name for request in self._case.requests],
             structure,
             looks["candidate"].values,
+            rows_by_request(self._case) if wishes.lean else None,
         )
         if look is not None and look.kind == "alone":
             with report.timed("record alone"):
@@ -267,6 +270,7 @@ class Flow:
             along=self._wishes.along,
             policy=self._wishes.policy,
             floor=self._wishes.floor,
+            lean=self._wishes.lean,
             checkpoint_files=self._certifier.files(self._info.path),
             stable={one.side: one for one in report.stability},
             say=lambda where: self._session.say("compare", f"{look.requests[0]} alone: {where}"),
@@ -315,6 +319,7 @@ class Flow:
                 lambda where: self._session.say("compare", where),
                 self._wishes.floor,
             )
+            report.findings = with_configuration(report.findings, report.conditions)
 
     def _write_manifests(self, directories: Mapping[str, Path], look: int) -> None:
         stable = {one.side: one for one in self.report.stability}

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from adapters.base import Request
 from adapters.probe.spec import CaptureSpec
+from align.case.schema import Case
 from align.checkpoints.table import Kind, Structure, kinds
+from align.errors import UserError
 
 #: Values of one side that a run keeps at most unless told otherwise, in megabytes (10^6 bytes).
 DEFAULT_BUDGET_MB = 512
@@ -71,13 +73,37 @@ def default_values(structure: Structure, requests: Sequence[Request], budget: in
 
 
 def first_look(
-    directory: Path, structure: Structure, requests: Sequence[Request], budget: int, values: Sequence[str] = ()
+    directory: Path,
+    structure: Structure,
+    requests: Sequence[Request],
+    budget: int,
+    values: Sequence[str] = (),
+    lean: bool = False,
 ) -> CaptureSpec:
     """The capture that every run makes: digests and residuals of everything, values as far as the budget goes.
 
     Args:
         directory: the side's trace.
         values: patterns that the user asked for; they replace the choice by budget.
+        lean: no values unless asked for, and of the rest the least that still names a fault.
     """
-    chosen = tuple(values) or default_values(structure, requests, budget)
-    return CaptureSpec(str(directory.absolute()), values=chosen)
+    chosen = tuple(values) or (() if lean else default_values(structure, requests, budget))
+    return CaptureSpec(str(directory.absolute()), values=chosen, lean=lean)
+
+
+def check_lean(lean: bool, tp: int) -> None:
+    """Refuse what a lean recording cannot judge.
+
+    Raises:
+        UserError: several ranks: what they add up is judged from values.
+    """
+    if lean and tp > 1:
+        raise UserError(
+            "--lean does not go with tensor parallelism: what the ranks add up is judged from values",
+            "leave out --lean, or bound the values with --values-budget",
+        )
+
+
+def rows_by_request(case: Case) -> dict[str, int]:
+    """Rows that one replay computes of each request at most."""
+    return {request.name: len(request.token_ids) + case.new_tokens(request) for request in case.requests}

@@ -42,6 +42,7 @@ class RunRequest(Strict):
     tensors: bool = True
     capture: tuple[str, ...] = ()
     values_budget: int | None = None
+    lean: bool = False
     replay: str = "auto"
     launch_timeout: float = 600.0
     step_timeout: float = 180.0

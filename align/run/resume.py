@@ -13,12 +13,14 @@ from adapters.base import SIDES, EngineSpec
 from adapters.host import Launched
 from adapters.probe.spec import CaptureSpec
 from align.calibrate.choose import NONE
+from align.case.schema import parse_case
 from align.errors import UserError
 from align.run.closer import CLOSER, judge_alone
 from align.run.complete import require_rows
 from align.run.manifest import observations_of, requests_of
 from align.run.offline import Compared, Offline
 from align.run.outcome import Outcome, SideOutcome
+from align.run.recording import rows_by_request
 from align.run.report import Report
 from align.run.traces import TRACE, open_trace
 from align.trace.format import MANIFEST
@@ -102,6 +104,9 @@ def _closer(offline: Offline, traces: Mapping[str, Path], policy: Literal["deriv
         requests_of(content),
         structure,
         kept,
+        rows_by_request(parse_case(json.dumps(content["case"]), "the trace's case"))
+        if _capture_of(content).lean
+        else None,
     )
     if look is not None and look.kind == "alone":
         directories = {role: path.with_name(CLOSER) for role, path in traces.items()}
@@ -119,6 +124,13 @@ def _closer(offline: Offline, traces: Mapping[str, Path], policy: Literal["deriv
 def _capture_of(content: Mapping[str, Any]) -> CaptureSpec:
     plain = dict(content["capture"])
     return CaptureSpec(**{**plain, "values": tuple(plain["values"])})
+
+
+def _rows(content: Mapping[str, Any]) -> dict[str, int] | None:
+    """Rows of each request, if the recording is lean."""
+    if not _capture_of(content).lean:
+        return None
+    return rows_by_request(parse_case(json.dumps(content["case"]), "the trace's case"))
 
 
 def _side_of(content: Mapping[str, Any]) -> SideOutcome:

@@ -1,9 +1,9 @@
 """What a trace says about calls: arguments of the engine's calls at the taps, and floats that came from the host.
 
-Two files per rank, one JSON object a line::
+Two files per rank, one JSON object a line, compressed (``zcat`` shows them)::
 
-    rank0/calls.jsonl    of the first step of each phase: one call per tap, and which operators made floats
-    rank0/host.jsonl     of every step: float tensors that were moved from the host to the device during the forward
+    rank0/calls.jsonl.gz    of the first step of each phase: one call per tap, and which operators made floats
+    rank0/host.jsonl.gz     float tensors that were moved from the host to the device during a forward
 
 Places in the code are ``file:line function``, the innermost first; files as their package names them.
 """
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-CALLS_FILE, HOST_FILE = "calls.jsonl", "host.jsonl"
+CALLS_FILE, HOST_FILE = "calls.jsonl.gz", "host.jsonl.gz"
 
 
 @dataclass(frozen=True)

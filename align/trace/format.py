@@ -6,6 +6,7 @@
     rank0/rank.json                  which shard of each kind this rank holds
     rank0/steps.jsonl                one line per recorded step
     rank0/step00000.safetensors      what was recorded in it
+    rank0/packs.jsonl                names of what is packed there, see :mod:`align.trace.pack`
     rank0/residual-prefill.safetensors, digest-decode.safetensors, …    sums over the steps of one phase
 
 A step's line follows its file, and files appear by renaming, so that what a line names is whole. A value has the
@@ -23,7 +24,9 @@ from align.checkpoints.shards import Shard
 
 __all__ = ["Shard", "StepEntry"]
 
-SCHEMA = 1
+SCHEMA = 2
+#: Schemas that are read; 1 had nothing packed.
+READABLE = (1, 2)
 MANIFEST = "trace.json"
 RANK_FILE = "rank.json"
 STEPS_FILE = "steps.jsonl"
@@ -40,6 +43,9 @@ CHANNEL_SQUARES = "#ch_sq"
 TOKEN_RESIDUAL = "#res_tok"
 WORST_RESIDUAL = "#res_max"
 CHANNEL_RESIDUAL = "#res_ch"
+#: float32, of a lean recording, over a phase: ``[1 + K, 5]`` totals and worst rows, ``[K, 4]`` worst channels with
+#: their flat index, ``[H, 3]`` sums of each head; see :mod:`adapters.probe.lean`.
+TOP_ROWS, TOP_CHANNELS, HEAD_RESIDUAL = "#res_rows", "#res_top", "#res_head"
 ACCUMULATED = ("residual", "digest")
 
 
@@ -72,6 +78,8 @@ class StepEntry:
         file, bytes: the step's file and its length.
         sampled: rows that the residual recomputed.
         logits_rows: ``(request, position)`` of each row of the logits.
+        digested: rows whose digests were kept; ``None`` if those of all were. Not ``None`` marks a lean recording.
+        noted: of a lean recording: checkpoints that were seen in this step, and of which nothing was kept.
         failures: checkpoint → why it was not recorded in this step; with a suffix, why that was not derived.
     """
 
@@ -83,11 +91,15 @@ class StepEntry:
     bytes: int = 0
     sampled: tuple[int, ...] = ()
     logits_rows: tuple[tuple[str, int], ...] = ()
+    digested: tuple[int, ...] | None = None
+    noted: tuple[str, ...] = ()
     failures: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
         plain = asdict(self)
+        if self.digested is None:
+            del plain["digested"], plain["noted"]
         plain["rows"] = [[row.request, row.start, row.count, row.occurrence] for row in self.rows]
         return plain
 
@@ -102,5 +114,7 @@ class StepEntry:
             bytes=plain["bytes"],
             sampled=tuple(plain["sampled"]),
             logits_rows=tuple((request, position) for request, position in plain["logits_rows"]),
+            digested=None if plain.get("digested") is None else tuple(plain["digested"]),
+            noted=tuple(plain.get("noted", ())),
             failures=plain["failures"],
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cached_property
@@ -17,13 +18,14 @@ from align.trace.calls import CALLS_FILE, HOST_FILE, CallRecords, parse_calls
 from align.trace.format import (
     MANIFEST,
     RANK_FILE,
-    SCHEMA,
+    READABLE,
     STEPS_FILE,
     Shard,
     StepEntry,
     accumulated_file,
     rank_folder,
 )
+from align.trace.pack import PACKS_FILE, read_lines, unpacked
 
 
 class DamagedFileError(ValueError):
@@ -40,9 +42,9 @@ class Trace:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.manifest: dict[str, Any] = _read_json(directory / MANIFEST)
-        if self.manifest.get("schema") != SCHEMA:
+        if self.manifest.get("schema") not in READABLE:
             raise ValueError(
-                f"{directory / MANIFEST} has schema {self.manifest.get('schema')}; this version reads {SCHEMA}"
+                f"{directory / MANIFEST} has schema {self.manifest.get('schema')}; this version reads {READABLE}"
             )
         lacking = [key for key in ("dtype", "model", "layout") if key not in self.manifest]
         if lacking:
@@ -55,12 +57,15 @@ class Trace:
         self.ranks = tuple(self._about)
         self.dtype: str = self.manifest["dtype"]
         self._open = ExitStack()
-        #: Open files with their keys: the library reads the header anew whenever it is asked for them.
-        self._files: dict[Path, tuple[Any, frozenset[str]]] = {}
+        #: Open files with where their records are: the library reads the header anew whenever it is asked for keys.
+        self._files: dict[Path, tuple[Any, dict[str, tuple[str, int | None]]]] = {}
+        #: Packed tensors of the file that was read last.
+        self._packed: tuple[Path, dict[str, torch.Tensor]] | None = None
 
     def close(self) -> None:
         """Close the files; the trace can be read again afterwards."""
         self._files.clear()
+        self._packed = None
         self._open.close()
 
     @cached_property
@@ -103,12 +108,28 @@ class Trace:
     def _entry(self, rank: int, step: int) -> StepEntry | None:
         return self._by_step.get((rank, step))
 
-    def _file(self, path: Path) -> tuple[Any, frozenset[str]]:
+    @cached_property
+    def _packs(self) -> dict[int, list[tuple[str, ...]]]:
+        found: dict[int, list[tuple[str, ...]]] = {}
+        for rank in self.ranks:
+            path = self.directory / rank_folder(rank) / PACKS_FILE
+            try:
+                with path.open(encoding="utf-8") as lines:
+                    found[rank] = read_lines(lines)
+            except FileNotFoundError:
+                found[rank] = []
+            except (OSError, ValueError) as error:
+                raise DamagedFileError(f"{path} cannot be read: {error}") from error
+        return found
+
+    def _file(self, path: Path, rank: int) -> tuple[Any, dict[str, tuple[str, int | None]]]:
         if path not in self._files:
             try:
                 handle = self._open.enter_context(safe_open(path, framework="pt"))
-                self._files[path] = (handle, frozenset(handle.keys()))
-            except (SafetensorError, OSError) as error:
+                self._files[path] = (handle, unpacked(handle.keys(), self._packs[rank]))
+            except DamagedFileError:
+                raise
+            except (SafetensorError, OSError, ValueError) as error:
                 raise DamagedFileError(f"{path} cannot be read: {error}") from error
         return self._files[path]
 
@@ -121,7 +142,7 @@ class Trace:
         entry = self._entry(rank, step)
         if entry is None:
             return frozenset()
-        return self._file(self.directory / rank_folder(rank) / entry.file)[1]
+        return frozenset(self._file(self.directory / rank_folder(rank) / entry.file, rank)[1])
 
     def tensor(self, rank: int, step: int, key: str) -> torch.Tensor | None:
         """One record, ``None`` if it is not there.
@@ -133,14 +154,22 @@ class Trace:
         if entry is None:
             return None
         path = self.directory / rank_folder(rank) / entry.file
-        handle, known = self._file(path)
-        if key not in known:
+        handle, places = self._file(path, rank)
+        if key not in places:
             return None
+        stored, index = places[key]
         try:
-            found: torch.Tensor = handle.get_tensor(key)
-        except (SafetensorError, OSError) as error:
+            if index is None:
+                found: torch.Tensor = handle.get_tensor(stored)
+                return found
+            if self._packed is None or self._packed[0] != path:
+                self._packed = path, {}
+            packed = self._packed[1]
+            if stored not in packed:
+                packed[stored] = handle.get_tensor(stored)
+            return packed[stored][index]
+        except (SafetensorError, OSError, IndexError) as error:
             raise DamagedFileError(f"{path} cannot be read: {error}") from error
-        return found
 
     def accumulated(self, rank: int, which: str, phase: str) -> Mapping[str, torch.Tensor]:
         """Sums over the steps of a phase, by key; empty if there are none."""
@@ -149,8 +178,10 @@ class Trace:
             return {}
         try:
             with safe_open(path, framework="pt") as handle:
-                return {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
+                stored = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
+            places = unpacked(stored, self._packs[rank])
+            return {key: stored[at] if index is None else stored[at][index] for key, (at, index) in places.items()}
+        except (SafetensorError, OSError, IndexError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
 
     def calls(self, rank: int = 0) -> CallRecords:
@@ -226,14 +257,30 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """Objects of a file with one a line; a last line that was cut does not count, and no file holds nothing."""
+    """Objects of a file with one a line; a last line or member that was cut does not count, and no file holds nothing.
+
+    A recording of schema 1 has them uncompressed, under the name without ``.gz``.
+    """
+    plain = path.with_suffix("")
     try:
-        text = path.read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        text = _inflated(path.read_bytes()) if path.exists() else plain.read_bytes()
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith(b"\n")]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, zlib.error) as error:
         raise DamagedFileError(f"{path} cannot be read: {error}") from error
+
+
+def _inflated(content: bytes) -> bytes:
+    """The members of a gzip file, without a last one that was cut."""
+    found = b""
+    while content:
+        member = zlib.decompressobj(wbits=31)
+        part = member.decompress(content)
+        if not member.eof:
+            break
+        found, content = found + part, member.unused_data
+    return found
 
 
 def _read_steps(path: Path) -> tuple[StepEntry, ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 import torch
 
@@ -22,6 +23,7 @@ from align.trace.format import (
     rank_folder,
     step_file,
 )
+from align.trace.pack import PACKS_FILE, Packer
 
 
 class TraceWriter:
@@ -48,7 +50,9 @@ class TraceWriter:
             "shards": {kind: asdict(shard) for kind, shard in (shards or {}).items()},
         }
         self._replace(RANK_FILE, [json.dumps(about).encode()])
-        self._line_files: dict[str, TextIO] = {}
+        self._line_files: dict[str, BinaryIO] = {}
+        self._packer = Packer(lambda line: self._append(PACKS_FILE, f"{line}\n".encode()))
+        (self._folder / PACKS_FILE).unlink(missing_ok=True)
         self._steps = (self._folder / STEPS_FILE).open("w", encoding="utf-8")
 
     def _replace(self, name: str, content: Iterable[bytes | memoryview]) -> int:
@@ -66,7 +70,7 @@ class TraceWriter:
             tensors: on the CPU, contiguous.
         """
         name = step_file(entry.step)
-        size = self._replace(name, encode(tensors, {"schema": str(SCHEMA)}))
+        size = self._replace(name, encode(self._packer.pack(tensors), {"schema": str(SCHEMA)}))
         self._line(replace(entry, file=name, bytes=size))
         return size
 
@@ -79,16 +83,25 @@ class TraceWriter:
         self._steps.flush()
 
     def write_lines(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Append JSON objects to a file of this rank, one a line; the first call of this writer makes it anew."""
+        """Append JSON objects to a compressed file of this rank, one a line; this writer's first call makes it anew.
+
+        What one call writes is a member of its own, so that a killed worker costs the last of them at most.
+        """
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        self._append(name, gzip.compress(text.encode(), mtime=0) if text else b"")
+
+    def _append(self, name: str, content: bytes) -> None:
         if name not in self._line_files:
-            self._line_files[name] = (self._folder / name).open("w", encoding="utf-8")
+            self._line_files[name] = (self._folder / name).open("wb")
         file = self._line_files[name]
-        file.writelines(json.dumps(line) + "\n" for line in lines)
+        file.write(content)
         file.flush()
 
     def write_accumulated(self, which: str, phase: str, tensors: Mapping[str, torch.Tensor]) -> int:
         """Replace the sums over the steps of a phase; returns the bytes written."""
-        return self._replace(accumulated_file(which, phase), encode(tensors, {"schema": str(SCHEMA)}))
+        return self._replace(
+            accumulated_file(which, phase), encode(self._packer.pack(tensors), {"schema": str(SCHEMA)})
+        )
 
     def close(self) -> None:
         self._steps.close()

@@ -102,11 +102,13 @@ def _added(name: str, trace: Recorded, lengths: Mapping[str, int]) -> dict[Stage
     operator, policy = structure.operator(parse(name).kind), ResidualPolicy.for_dtype(trace.dtype)
     for (stage, rank), entries in steps.items():
         tokens, largest = _sums(trace, rank, entries, name)
-        if not tokens:
+        if not largest:
             continue
-        whole = torch.cat(tokens)
+        # A lean recording has the largest error of each step alone.
+        whole = torch.cat(tokens) if tokens else None
+        count = sum(span.count for entry in entries for span in entry.rows) if whole is None else len(whole)
         verdict = judge(
-            name, operator, policy, tokens=whole, largest=largest_of(largest), channels=None, channel_rows=len(whole)
+            name, operator, policy, tokens=whole, largest=largest_of(largest), channels=None, channel_rows=count
         ).verdict
         found[stage] = max((found.get(stage, "not observable"), verdict), key=_SEVERITY.__getitem__)
     return found
@@ -120,7 +122,7 @@ def _stage_of_step(entry: StepEntry, lengths: Mapping[str, int]) -> Stage:
 def _sums(
     trace: Recorded, rank: int, entries: Iterable[StepEntry], name: str
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """``NAME#res_tok`` ``[R, 3]`` and ``NAME#res_max`` ``[4]`` of each step that has both and can be read."""
+    """``NAME#res_tok`` ``[R, 3]`` and ``NAME#res_max`` ``[4]`` of each step that can be read and has both."""
     tokens, largest = [], []
     for entry in entries:
         try:
@@ -128,7 +130,9 @@ def _sums(
             worst = trace.tensor(rank, entry.step, name + WORST_RESIDUAL)
         except ValueError:  # the comparison has said so
             continue
-        if sums is not None and worst is not None:
+        if worst is None or (sums is None and entry.digested is None):
+            continue
+        largest.append(worst)
+        if sums is not None:
             tokens.append(sums)
-            largest.append(worst)
     return tokens, largest

@@ -6,7 +6,7 @@ before it, and one or two more layers of the same class, to see whether they beh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -19,6 +19,10 @@ from align.findings import Finding
 #: Layers beside the accused one, of which values are kept to see whether they behave alike (seed 003, B step 3).
 VERIFIED = 2
 Kind = Literal["alone", "together"]
+#: Rows of a request that tell a fault of an operator from rounding.
+ENOUGH_ROWS = 16
+#: Kinds of findings that every request shows.
+_EVERYWHERE = ("operator", "weights", "configuration")
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ def first_look_closer(
     requests: Sequence[str],
     structure: Structure,
     kept: Sequence[str],
+    lean: Mapping[str, int] | None = None,
 ) -> Look | None:
     """What to record after the first comparison; ``None`` if nothing is left to find out.
 
@@ -59,13 +64,18 @@ def first_look_closer(
         tensors, tokens: of the first comparison.
         requests: of the case.
         kept: patterns of the values that were recorded already.
+        lean: rows of each request, if as little as possible is to be recorded; ``None`` otherwise.
     """
     name = accused_name(findings, tensors)
     if name is None:
         return None
-    values, verified = values_for(name, structure)
+    values, verified = values_for(name, structure) if lean is None else (least_values_for(name, structure), ())
     if len(requests) > 1:
-        return Look("alone", (shown_by(findings, tensors, tokens, requests),), name, values, verified)
+        shown = shown_by(findings, tensors, tokens, requests)
+        headline = headline_of(findings, name)
+        if lean is not None and headline is not None and headline.kind in _EVERYWHERE:
+            shown = _shortest(requests, lean)
+        return Look("alone", (shown,), name, values, verified)
     if all(any(fnmatchcase(pattern, have) for have in kept) for pattern in values):
         return None
     return Look("together", (), name, values, verified)
@@ -125,6 +135,18 @@ def shown_by(
     if first is not None and first.worst is not None and first.worst.key.request in requests:
         return first.worst.key.request
     return requests[0]
+
+
+def _shortest(requests: Sequence[str], rows: Mapping[str, int]) -> str:
+    """The shortest request with enough rows for a fit; if none has, the longest."""
+    enough = [name for name in requests if rows[name] >= ENOUGH_ROWS]
+    return min(enough, key=rows.__getitem__) if enough else max(requests, key=rows.__getitem__)
+
+
+def least_values_for(name: str, structure: Structure) -> tuple[str, ...]:
+    """The checkpoint itself and what its operator reads: as little as float64 needs to judge it."""
+    accused = parse(name)
+    return tuple(dict.fromkeys((name, *(str(one) for one in structure.inputs(accused)))))
 
 
 def values_for(name: str, structure: Structure) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -60,15 +61,31 @@ def test_a_trace_without_them_holds_none(tmp_path: Path) -> None:
     assert (found.calls, found.operators, found.moves) == ((), (), ())
 
 
-def test_a_cut_last_line_does_not_count(trace: Trace) -> None:
+@pytest.mark.parametrize("kept", [1, 12, 40, 60])
+def test_a_cut_last_member_does_not_count(trace: Trace, kept: int) -> None:
     path = trace.directory / "rank0" / HOST_FILE
-    path.write_text(path.read_text() + path.read_text()[:40])
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:kept])
+    assert trace.calls(0).moves == (MOVE,)
+
+
+def test_a_recording_of_schema_1_has_plain_lines(trace: Trace) -> None:
+    path = trace.directory / "rank0" / HOST_FILE
+    text = gzip.decompress(path.read_bytes()).decode()
+    path.unlink()
+    path.with_suffix("").write_text(text + text[:40])  # a last line that was cut does not count
     assert trace.calls(0).moves == (MOVE,)
 
 
 @pytest.mark.parametrize("text", ["{not json}\n", json.dumps({"step": 1}) + "\n"])
 def test_a_damaged_file_is_named(trace: Trace, text: str) -> None:
-    (trace.directory / "rank0" / HOST_FILE).write_text(text)
+    (trace.directory / "rank0" / HOST_FILE).write_bytes(gzip.compress(text.encode()))
+    with pytest.raises(DamagedFileError, match=HOST_FILE):
+        trace.calls(0)
+
+
+def test_what_is_no_compressed_file_is_named(trace: Trace) -> None:
+    (trace.directory / "rank0" / HOST_FILE).write_bytes(b"not compressed at all")
     with pytest.raises(DamagedFileError, match=HOST_FILE):
         trace.calls(0)
 

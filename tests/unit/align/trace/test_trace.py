@@ -249,9 +249,10 @@ def test_a_directory_that_is_no_trace(tmp_path: Path) -> None:
     [
         ("{", r"trace\.json cannot be read"),
         ("[]", "holds a list, not an object"),
-        ('{"schema": 2}', "has schema 2; this version reads 1"),
+        ('{"schema": 3}', r"has schema 3; this version reads \(1, 2\)"),
         ("{}", "has schema None"),
         ('{"schema": 1, "dtype": "bfloat16"}', "does not say model, layout"),
+        ('{"schema": 2, "dtype": "bfloat16"}', "does not say model, layout"),
     ],
 )
 def test_a_manifest_that_does_not_fit(tmp_path: Path, text: str, words: str) -> None:
