@@ -100,7 +100,7 @@ class TopRows:
         every = torch.cat((self._worst, torch.cat((where.expand(len(tokens), -1, -1), tokens), 2)), 1)
         gain, norm = _scores(every[:, :, 2:])[0], every[:, :, 2]
         first = gain.topk(TOP_ROWS // 2, dim=1).indices
-        norm = norm.nan_to_num(nan=-1.0).scatter(1, first, -1.0)  # not the same row twice
+        norm = norm.nan_to_num(nan=-1.0).scatter(1, first, -2.0)  # not the same row twice
         second = norm.topk(TOP_ROWS - TOP_ROWS // 2, dim=1).indices
         chosen = torch.cat((first, second), 1)
         self._worst = every.gather(1, chosen[:, :, None].expand(-1, -1, 5))

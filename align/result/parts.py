@@ -223,7 +223,7 @@ class Condition(Documented):
     sides: list[str]
     """Those that do not meet it."""
     told: bool
-    """A finding says it, and it does not stop the comparison: the engine computes otherwise than its checkpoint says."""
+    """A finding says it instead of stopping: the engine computes otherwise than its checkpoint says."""
     blocks: bool
     """Whether it stopped the comparison."""
 

@@ -8,6 +8,7 @@ import pytest
 
 from adapters.base import Request
 from align.checkpoints.table import Structure, structure_of
+from align.errors import UserError
 from align.run import recording
 
 CONFIG = {
@@ -64,3 +65,17 @@ def test_layer_patterns_do_not_reach_other_layers() -> None:
 def test_what_the_user_asks_for_replaces_the_choice(structure: Structure, tmp_path: Path) -> None:
     look = recording.first_look(tmp_path, structure, REQUESTS, 10**9, ("layers.*.attn.q",))
     assert look.values == ("layers.*.attn.q",)
+
+
+def test_a_lean_look_keeps_no_values_unless_asked_for(structure: Structure, tmp_path: Path) -> None:
+    look = recording.first_look(tmp_path, structure, REQUESTS, 10**9, lean=True)
+    assert (look.values, look.lean, look.digest, look.residual) == ((), True, True, True)
+    assert recording.first_look(tmp_path, structure, REQUESTS, 10**9, ("logits",), lean=True).values == ("logits",)
+
+
+def test_a_lean_recording_does_not_go_with_several_ranks() -> None:
+    recording.check_lean(True, 1)
+    recording.check_lean(False, 2)
+    with pytest.raises(UserError, match="tensor parallelism") as caught:
+        recording.check_lean(True, 2)
+    assert "--values-budget" in caught.value.hint

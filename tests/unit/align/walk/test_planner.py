@@ -83,3 +83,30 @@ def test_the_headline_points_first() -> None:
 def test_requests_that_the_case_does_not_have_are_not_named() -> None:
     assert shown_by([finding(requests=("other", "r1"))], None, None, ("r0", "r1")) == "r1"
     assert shown_by([finding()], None, None, ("r0", "r1")) == "r0"
+
+
+ROWS = {"r0": 2, "r1": 40, "r2": 18, "r3": 300}
+
+
+@pytest.mark.parametrize(
+    ("kind", "requests", "request_"),
+    [
+        ("operator", ("r0", "r1", "r2", "r3"), "r2"),  # the shortest that tells a fault from rounding
+        ("weights", ("r0", "r1"), "r1"),
+        ("operator", ("r0",), None),
+        ("slots", ("r0", "r1", "r2", "r3"), "r3"),  # a fault of one request is not shown by another
+    ],
+)
+def test_a_lean_look_takes_the_shortest_request_and_the_operator_alone(
+    kind: str, requests: tuple[str, ...], request_: str | None
+) -> None:
+    one = Finding("B", kind, side="candidate", checkpoint="layers.2.mlp.down", requests=("r3",))
+    found = first_look_closer([one], None, None, requests, structure(), (), ROWS)
+    assert found is not None
+    assert found.requests == (() if request_ is None else (request_,))
+    assert (found.values, found.verified) == (("layers.2.mlp.down", "layers.2.mlp.act"), ())
+
+
+def test_when_all_requests_are_short_the_longest_is_taken() -> None:
+    found = first_look_closer([finding()], None, None, ("r0", "rx"), structure(), (), {"r0": 2, "rx": 9})
+    assert found is not None and found.requests == ("rx",)
