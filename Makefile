@@ -19,6 +19,18 @@ given = $(if $(filter command,$(firstword $(origin $(1)))),yes,$(if $(filter env
 # NAME=value as an option of the command, or nothing.
 option = $(if $(call given,$(1)),$(2)=$(call q,$(value $(1))))
 
+# A variable that was misspelt would be ignored, and the run would be another than the one that was meant.
+VARIABLES = MODEL PROMPTS CASE DEVICE DTYPE TP DP EP MAX_NEW OUT LADDER ARGS
+VARIABLES += PYTHON ALIGN_HOME LMDEPLOY_PYTHON VLLM_PYTHON RAY_ADDRESS
+TYPED = $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+UNKNOWN := $(firstword $(filter-out $(VARIABLES) PIP_% SHELL,$(TYPED)))
+ifdef UNKNOWN
+CLOSEST := import difflib, sys; print(*difflib.get_close_matches(sys.argv[1], sys.argv[2:], n=1))
+MEANT := $(shell $(call q,$(PYTHON)) -c $(call q,$(CLOSEST)) $(call q,$(UNKNOWN)) $(VARIABLES) 2>/dev/null)
+$(error there is no variable $(UNKNOWN)$(if $(MEANT),: did you mean $(MEANT)?,.) \
+  There are $(VARIABLES); one for the environment goes in front: $(UNKNOWN)=value make)
+endif
+
 OPTIONS = $(strip \
   $(call option,MODEL,--model) \
   $(call option,PROMPTS,--prompts) \
@@ -60,8 +72,8 @@ help:
 	@echo 'make doctor              say what is missing on this machine, and the command that mends it (DEVICE=ascend)'
 	@echo 'make env                 build the environments now (align and test do it when needed)'
 	@echo 'make path                print the path of the align command of this checkout, for its other commands:'
-	@echo '                         resume, replay, capture (one engine alone), compare (two traces), next,'
-	@echo '                         export, taps, report, explain, schema, doctor, env'
+	@echo '                         runs, resume, replay, capture (one engine alone), compare (two traces), next,'
+	@echo '                         export, taps, report, explain, golden, calibrate, schema, doctor, env'
 	@echo 'make clean-env           remove the environments'
 	@echo
 	@echo 'ALIGN_HOME   where environments and models are kept (default: ~/.cache/align)'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -82,7 +83,7 @@ def load_prompts(file: Path) -> tuple[Prompt, ...]:
             continue
         where = f"{file}:{number}"
         try:
-            json.loads(line, object_pairs_hook=refuse_repeats)
+            _check_names(json.loads(line, object_pairs_hook=refuse_repeats), where)
             prompts.append(Prompt.model_validate_json(line))
         except ValidationError as error:
             raise explain(error, where) from None
@@ -92,6 +93,22 @@ def load_prompts(file: Path) -> tuple[Prompt, ...]:
     if not prompts:
         raise UserError(f"PROMPTS file {file} holds no prompt", 'write one JSON object a line, e.g. {"text": "Hello"}')
     return tuple(prompts)
+
+
+def _check_names(given: Any, where: str) -> None:
+    """Refuse fields that a line of a prompts file does not have; what was meant is named, if it looks like one.
+
+    Raises:
+        UserError: names the file, the line and the field.
+    """
+    known = list(Prompt.model_fields)
+    for name in given if isinstance(given, dict) else ():
+        if name not in known:
+            meant = get_close_matches(name, known, n=1)
+            raise UserError(
+                f"{where}: there is no field {name!r}",
+                f"{f'did you mean {meant[0]!r}? ' if meant else ''}the fields are {', '.join(known)}",
+            )
 
 
 def encode_prompts(prompts: Sequence[Prompt], info: ModelInfo) -> tuple[EncodedPrompt, ...]:

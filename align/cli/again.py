@@ -10,18 +10,23 @@ import typer
 from align.cli.commands import Allow, Budget, Capture, Debug, Json, Quiet, ResultJson, Verbose
 from align.cli.errors import guarded
 
-Run = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="Directory of a run. Default: the newest.")]
+Followed = Annotated[
+    Path | None, typer.Argument(metavar="[RUN]", help="Directory of a run. Default: the newest with tokens.")
+]
+Unended = Annotated[
+    Path | None, typer.Argument(metavar="[RUN]", help="Directory of a run. Default: the newest that can go on.")
+]
 
 
 def resume_command(
-    run: Run = None, json: ResultJson = False, quiet: Quiet = False, verbose: Verbose = False, debug: Debug = False
+    run: Unended = None, json: ResultJson = False, quiet: Quiet = False, verbose: Verbose = False, debug: Debug = False
 ) -> None:
     """Go on with a run that was killed, stopped, or out of disk.
 
     Case and options are those of the run. Recordings that are whole are judged without the engines; otherwise both
     engines are started again, because a launch has to show that it repeats itself. A run that ended says its verdict.
 
-    Examples: `align resume` (the newest run) · `align resume RUN`
+    Examples: `align resume` (the newest run that can go on) · `align resume RUN` · `align runs` (lists them)
     """
     from align.cli import resume as work
 
@@ -30,7 +35,7 @@ def resume_command(
 
 
 def replay_command(
-    run: Run = None,
+    run: Followed = None,
     along: Annotated[str, typer.Option(help="Whose tokens are followed: candidate or reference.")] = "reference",
     out: Annotated[
         Path | None, typer.Option(help="New directory for the results. Default: one below the cache's runs/.")
@@ -78,19 +83,23 @@ def replay_command(
 
 
 def next_command(
-    candidate: Annotated[Path, typer.Argument(metavar="A", help="Trace of the candidate, or side directory of a run.")],
-    reference: Annotated[Path, typer.Argument(metavar="B", help="The same of the reference.")],
+    candidate: Annotated[Path, typer.Argument(metavar="A", help="Trace of the candidate, or a whole run.")],
+    reference: Annotated[
+        Path | None, typer.Argument(metavar="B", help="Trace of the reference; not after a run.")
+    ] = None,
     allow: Allow = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What to record next, of sides that are recorded apart.
+    """What to record next, of sides that are recorded apart or of a run.
 
     Compares two recordings as `align compare` does and prints the next two `align capture` commands, or that nothing
     more has to be recorded. The plan is that of `align run`: the request that shows it by itself first, with the values
     of the accused layer.
 
-    Example: `align next CAND REF`
+    What a run recorded of that request already, in `closer/`, counts.
+
+    Examples: `align next CAND REF` · `align next RUN`
     """
     from align.cli import next as work
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from difflib import get_close_matches
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
-from align.cli import again, commands, floors, machine
-from align.cli.errors import EXIT_INTERRUPTED, say_error, say_stopped
+from align.cli import again, commands, earlier, floors, machine
+from align.cli.errors import EXIT_INTERRUPTED, guarded, say_error, say_stopped
 from align.cli.output import asked_in, print_error
 from align.errors import EXIT_NOT_COMPARABLE, UserError
 
@@ -42,7 +43,19 @@ app = typer.Typer(
         "Exit codes: 0 aligned, 1 diverged, 2 could not compare."
     ),
 )
+
+
+@app.callback()
+def align_command(
+    version: Annotated[
+        bool, typer.Option("--version", help="Versions of align and of the engines that it pins, and exit.")
+    ] = False,
+) -> None:
+    """The command itself; what it does without a command is said by :func:`main`."""
+
+
 app.command("run")(commands.run_command)
+app.command("runs")(earlier.runs_command)
 app.command("resume")(again.resume_command)
 app.command("replay")(again.replay_command)
 app.command("capture")(commands.capture_command)
@@ -63,6 +76,10 @@ def main() -> None:
     """Entry point of the command."""
     # Boxes and styles are for people at a terminal; plain text is for everything else, and half as long in coming.
     app.rich_markup_mode = "markdown" if sys.stdout.isatty() else None
+    if sys.argv[1:2] == ["--version"]:  # whatever follows, as other commands do
+        from align.cli import version
+
+        sys.exit(guarded(lambda: version.execute(asked_in(sys.argv)), False))
     try:
         code = app(standalone_mode=False, prog_name=NAME)
     except TyperException as error:  # a wrong option; without any argument the help instead
@@ -70,8 +87,7 @@ def main() -> None:
             sys.stdout.write(f"{error.format_message()}\n")
             sys.exit(EXIT_NOT_COMPARABLE)
         context = getattr(error, "ctx", None)
-        command = NAME if context is None else context.command_path
-        failure = UserError(error.format_message(), f"see what there is: {command} --help")
+        failure = _refusal(error, context)
         say_error(failure)
         if asked_in(sys.argv):
             print_error(failure, EXIT_NOT_COMPARABLE)
@@ -79,3 +95,14 @@ def main() -> None:
     if code == EXIT_INTERRUPTED:  # before or after the work itself
         say_stopped()
     sys.exit(code)
+
+
+def _refusal(error: TyperException, context: Any) -> UserError:
+    """What is wrong with a command line, and the option that was meant, if one looks like it."""
+    see = f"see what there is: {NAME if context is None else context.command_path} --help"
+    wrong = getattr(error, "option_name", None)
+    if context is None or wrong is None or not hasattr(error, "possibilities"):
+        return UserError(error.format_message(), see)
+    known = [name for option in context.command.get_params(context) for name in option.opts if name.startswith("--")]
+    meant = get_close_matches(wrong.lstrip("-"), [name.removeprefix("--") for name in known], n=1)
+    return UserError(error.message, f"did you mean --{meant[0]}? {see}" if meant else see)

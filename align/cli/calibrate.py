@@ -22,10 +22,10 @@ from align.calibrate.floor import SUFFIX, FloorRun, Provenance, floor_of, floors
 from align.calibrate.pairs import Numbers, Say, measure_all
 from align.calibrate.variants import Variant, variants
 from align.case.build import new_case
-from align.case.schema import DTYPE_ALIASES, Case, Decoding, explain
+from align.case.schema import Case, Decoding, explain
 from align.cli import resume, run
 from align.cli.leave import RESULT
-from align.cli.options import budget_bytes, check_seconds
+from align.cli.options import budget_bytes, check_seconds, dtype_of
 from align.cli.output import print_json
 from align.compare.pairing import pair_rows
 from align.compare.policy import TensorPolicy
@@ -133,8 +133,7 @@ def _case(settings: CalibrateSettings, info: ModelInfo) -> Case:
         raise explain(error, "the command line") from None
     except ValueError as error:
         raise UserError(str(error), "correct --tp") from None
-    dtype = DTYPE_ALIASES.get(settings.dtype, settings.dtype)
-    return new_case(info, layout=layout, decoding=decoding, dtype=dtype).case
+    return new_case(info, layout=layout, decoding=decoding, dtype=dtype_of(settings.dtype)).case
 
 
 def _key(case: Case, device: str) -> str:

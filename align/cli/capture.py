@@ -12,8 +12,8 @@ from rich.console import Console
 
 from adapters.base import SIDES, Generation
 from adapters.host import ADAPTERS
-from align.case.schema import Case, load_case
-from align.cli.options import budget_bytes, check_patterns, check_seconds, interpreters_for, own_extras
+from align.case.schema import Case
+from align.cli.options import budget_bytes, case_in, check_patterns, check_seconds, interpreters_for, own_extras
 from align.cli.output import print_json
 from align.errors import EXIT_ALIGNED, SideError, UserError
 from align.models.resolve import resolve_model
@@ -70,7 +70,7 @@ def execute(settings: CaptureSettings) -> int:
     if settings.engine not in ADAPTERS:
         raise UserError(f"{settings.engine} is no engine that is recorded", f"name one of {', '.join(ADAPTERS)}")
     extras = own_extras(settings.sets, settings.patches)
-    case = load_case(settings.case_file)
+    case = case_in(settings.case_file)
     role = _role(settings, case)
     case = case.model_copy(update={role: settings.engine})
     if settings.only:

@@ -273,8 +273,12 @@ def capture_command(
 
 
 def compare_command(
-    candidate: Annotated[Path, typer.Argument(metavar="A", help="Trace, side directory of a run, or .pt directory.")],
-    reference: Annotated[Path, typer.Argument(metavar="B", help="The same of the other side.")],
+    candidate: Annotated[
+        Path, typer.Argument(metavar="A", help="Trace, side directory of a run, .pt directory, or a whole run.")
+    ],
+    reference: Annotated[
+        Path | None, typer.Argument(metavar="B", help="The same of the other side; not after a whole run.")
+    ] = None,
     policy: Policy = "derived",
     floor: Floor = "auto",
     min_coverage: MinCoverage = 100.0,
@@ -292,7 +296,7 @@ def compare_command(
     Traces say the same as the run that made them: conditions, tokens, tensors, findings and exit code. Directories of
     `.pt` files (`{layer}_{op}_{input|output}_rank{rank}.pt`) are compared by name, without tokens and conditions.
 
-    Examples: `align compare RUN/candidate RUN/reference` · `align compare CAND REF --out found.json` ·
+    Examples: `align compare RUN` · `align compare CAND REF --out found.json` ·
     `align compare dlinfer_dump vllm_dump --policy seed`
     """
     from align.cli import compare as work

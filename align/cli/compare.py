@@ -25,6 +25,7 @@ from align.run.directory import disk_error
 from align.run.judge import coverage_demanded
 from align.run.offline import Offline
 from align.run.record import report_record
+from align.run.traces import sides_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class CompareSettings:
     """The options of ``align compare``."""
 
     candidate: Path
-    reference: Path
+    reference: Path | None
     policy: str
     floor: str
     min_coverage: float
@@ -51,10 +52,11 @@ def execute(settings: CompareSettings) -> int:
     """
     console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False, stderr=settings.json)
     started = datetime.now().astimezone().isoformat(timespec="seconds")
-    paths = dict(zip(SIDES, (settings.candidate, settings.reference), strict=True))
+    paths = {SIDES[0]: settings.candidate}
     offline = Offline((), "derived")  # all that is known if the options themselves are refused
     status = console.status("comparing") if console.is_terminal and not settings.quiet else contextlib.nullcontext()
     try:
+        paths = dict(zip(SIDES, sides_of(settings.candidate, settings.reference), strict=True))
         require_names(settings.allow)
         offline = Offline(
             settings.allow, policy_name(settings.policy), coverage_demanded(settings.min_coverage), settings.floor

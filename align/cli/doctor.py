@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from align.cli.output import print_json
+from align.cli.output import columns, print_json
 from align.doctor.examine import examine
 from align.doctor.types import Check, Machine, Needs, State
 from align.errors import EXIT_ALIGNED, EXIT_NOT_COMPARABLE, UserError
@@ -58,12 +58,9 @@ def record(device: str, checks: Sequence[Check], needs: Needs) -> dict[str, obje
 def show(console: Console, found: Iterable[Check]) -> list[Check]:
     """Print each answer as soon as it is known, and return them all."""
     checks = []
-    if not console.is_terminal:  # for a file or another program: one row a line, tabs between
-        lines = ["\t".join(_COLUMNS)]
-        for check in found:
-            checks.append(check)
-            lines.append("\t".join((check.name, check.state, check.found, check.mend)))
-        _print("\n".join(lines))
+    if not console.is_terminal:  # for a file or another program: one row a line
+        checks = list(found)
+        _print(columns([_COLUMNS, *((check.name, check.state, check.found, check.mend) for check in checks)]))
         return checks
     console.print(_row(*(Text(column, "bold") for column in _COLUMNS[:3])))
     for check in found:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from align.cli.output import print_json
+from align.cli.output import columns, print_json
 from align.doctor.environments import MAIN_PACKAGES
 from align.doctor.types import gb
 from align.errors import EXIT_ALIGNED, EXIT_NOT_COMPARABLE, UserError
@@ -49,7 +49,12 @@ class Row:
     @property
     def shown_state(self) -> str:
         """For people."""
-        return self.state if self.current else f"{self.state}, other lock"
+        return self.state if self.current else f"{self.state}, old lock"
+
+    @property
+    def shown_size(self) -> str:
+        """For people."""
+        return gb(self.size) if self.size else "-"
 
     @property
     def shown_versions(self) -> str:
@@ -86,12 +91,14 @@ def _record(row: Row) -> dict[str, object]:
 
 
 def show(console: Console, found: Sequence[Row]) -> None:
-    """One row a line for programs; for people the path and the packages below each other."""
+    """One row a line; on a terminal packages that do not fit are broken into lines, and the folder is said once."""
     if not console.is_terminal:
-        print("\t".join(_COLUMNS))
-        for row in found:
-            cells = (row.name, row.key, row.shown_state, str(row.size), row.shown_versions, str(row.path))
-            print("\t".join(cells))
+        rows = [
+            (row.name, row.key, row.shown_state, row.shown_size, row.shown_versions or "-", str(row.path))
+            for row in found
+        ]
+        print(columns([_COLUMNS, *rows]))
+        _say_next(console, found)
         return
     table = Table.grid(padding=(0, 2))
     for column in _COLUMNS[:4]:
@@ -100,15 +107,23 @@ def show(console: Console, found: Sequence[Row]) -> None:
     table.add_row(*(Text(column, "bold") for column in _COLUMNS[:5]))
     for row in found:
         style = "green" if row.state == "built" and row.current else "yellow"
-        size = gb(row.size) if row.size else "-"
-        table.add_row(row.name, row.key, Text(row.shown_state, style), size, Text(row.shown_versions or "-"))
+        versions = Text(row.shown_versions or "-")
+        table.add_row(row.name, row.key, Text(row.shown_state, style), row.shown_size, versions)
     console.print(table)
     folder = found[0].path.parent if found else None
     console.print(f"they are in {folder}, as name-key", style="dim", soft_wrap=True)
+    _say_next(console, found)
+
+
+def _say_next(console: Console, found: Sequence[Row]) -> None:
+    """Built first, then tidied up."""
     if any(row.current and row.state in ("absent", "unfinished") for row in found):
-        console.print("next: align env build")
-    elif any(not row.current for row in found):
-        console.print("next: align env clean --old  # unless another checkout needs them")
+        console.print("next: align env build", soft_wrap=True)
+    older = [row for row in found if not row.current]
+    if older:
+        freed = gb(sum(row.size for row in older))
+        what = f"next: align env clean --old  # frees {freed}, unless another checkout needs them"
+        console.print(what, soft_wrap=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- build

@@ -1,4 +1,4 @@
-"""``align explain``: what is known about a kind of fault, a row of the seeds, or a word."""
+"""``align explain``: what is known about a kind of fault, a row of the seeds, a checkpoint or operator, or a word."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from align.cli.output import print_json
+from align.cli.explain_names import closest, told
+from align.cli.output import columns, print_json
 from align.errors import EXIT_ALIGNED, UserError
 from align.findings import PATHS
 from align.knowledge import LANGUAGES, PATHS_ZH, Entry, Knowledge, Language, knowledge
@@ -18,6 +19,8 @@ _LABELS: dict[Language, tuple[str, ...]] = {
     "en": ("path", "symptom", "causes", "check", "treatment", "note", "read", "see", "source"),
     "zh": ("路径", "症状", "可能原因", "检查", "处理", "说明", "阅读", "另见", "来源"),
 }
+#: Labels whose lines begin with a name or a command and need no bullet.
+_NAMES = {name for labels in _LABELS.values() for name in labels[6:8]} | {"next", "下一步"}
 
 
 def execute(words: Sequence[str], lang: str, json: bool = False) -> int:
@@ -29,16 +32,44 @@ def execute(words: Sequence[str], lang: str, json: bool = False) -> int:
     if lang not in LANGUAGES:
         raise UserError(f"no language {lang!r}", f"use one of: {', '.join(LANGUAGES)}")
     known = knowledge()
-    found = known.find(" ".join(words)) if words else tuple(known.entries.values())
+    text = " ".join(words)
+    name = None if _is_entry(text, known) else told(text, known, lang)
+    found = name.entries if name is not None else _found(text, known)
     if json:
-        print_json({"language": lang, "entries": [_content(entry, known, lang) for entry in found]})
+        named = {} if name is None else {"named": name.record}
+        print_json({"language": lang, **named, "entries": [_content(entry, known, lang) for entry in found]})
         return EXIT_ALIGNED
     console = Console(emoji=False, highlight=False)
-    if len(found) == 1:
-        _show(console, found[0], known, lang)
+    if name is not None:
+        _show(console, name.name, name.title, name.labelled(lang))
+    elif len(found) == 1:
+        _show(console, found[0].id, found[0].title.of(lang), _parts(found[0], known, lang))
     else:
         _list(console, found, lang, " ".join(words).upper())
     return EXIT_ALIGNED
+
+
+def _is_entry(text: str, known: Knowledge) -> bool:
+    """Nothing, or the id of an entry or a path."""
+    wanted = " ".join(text.split()).casefold()
+    return not wanted or wanted.upper() in PATHS or any(wanted == one.casefold() for one in known.entries)
+
+
+def _found(text: str, known: Knowledge) -> tuple[Entry, ...]:
+    """Entries that fit; without a text all.
+
+    Raises:
+        UserError: there is none; says what looks like it.
+    """
+    if not text:
+        return tuple(known.entries.values())
+    try:
+        return known.find(text)
+    except UserError as error:
+        near = closest(text, known)
+        if not near:
+            raise
+        raise UserError(error.message, f"closest: {', '.join(near)}; align explain lists everything") from None
 
 
 def _content(entry: Entry, known: Knowledge, language: Language) -> dict[str, Any]:
@@ -74,18 +105,21 @@ def _parts(entry: Entry, known: Knowledge, language: Language) -> list[tuple[str
     return [(label, said) for label, said in zip(_LABELS[language], lines, strict=True) if said]
 
 
-def _show(console: Console, entry: Entry, known: Knowledge, language: Language) -> None:
-    title = entry.title.of(language)
+def _show(console: Console, name: str, title: str, parts: Sequence[tuple[str, tuple[str, ...]]]) -> None:
     if not console.is_terminal:  # for a file or another program: nothing is broken into lines
-        lines = [f"{label}: {line}" for label, said in _parts(entry, known, language) for line in said]
-        print("\n".join([f"{entry.id}: {title}", *lines]))
+        lines = [f"{label}: {line}" if label else line for label, said in parts for line in said]
+        print("\n".join([f"{name}: {title}", *lines]))
         return
-    console.print(Text.assemble((entry.id, "bold cyan"), "  ", (title, "bold")))
+    console.print(Text.assemble((name, "bold cyan"), "  ", (title, "bold")))
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for label, said in _parts(entry, known, language):
-        bullet = "• " if len(said) > 1 and label not in (_LABELS[language][6], _LABELS[language][7]) else ""
+    for label, said in parts:
+        if not label:
+            for line in said:
+                console.print(Text(line), soft_wrap=True)
+            continue
+        bullet = "• " if len(said) > 1 and label not in _NAMES else ""
         table.add_row(label, Text("\n".join(bullet + line for line in said)))
     console.print(table)
 
@@ -93,7 +127,7 @@ def _show(console: Console, entry: Entry, known: Knowledge, language: Language) 
 def _list(console: Console, found: Sequence[Entry], language: Language, asked: str) -> None:
     """One line an entry, by the path that it names first; all under one path if that was asked for."""
     if not console.is_terminal:
-        print("\n".join(f"{','.join(entry.paths)}\t{entry.id}\t{entry.title.of(language)}" for entry in found))
+        print(columns([(",".join(entry.paths), entry.id, entry.title.of(language)) for entry in found]))
         return
     names = PATHS if language == "en" else PATHS_ZH
     for path, name in names.items():

@@ -54,7 +54,7 @@ def env_command(ctx: typer.Context, json: Json = False, debug: Debug = False) ->
 def list_command(json: Json = False, debug: Debug = False) -> None:
     """Every environment: state, size, path, and the versions of its main packages.
 
-    One of another lock belongs to an older or to another checkout; `align env clean --old` removes those.
+    One of an old lock belongs to an older or to another checkout; `align env clean --old` removes those.
 
     Examples: `align env list` · `align env list --json`
     """

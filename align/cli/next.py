@@ -5,7 +5,6 @@ from __future__ import annotations
 import json as plain_json
 import shlex
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +14,32 @@ from adapters.base import SIDES
 from align.cli.output import print_json
 from align.errors import EXIT_ALIGNED, UserError
 from align.report import terminal
-from align.run.manifest import requests_of
 from align.run.offline import Offline
-from align.run.traces import find_trace, open_trace
-from align.walk.planner import Look, first_look_closer
+from align.run.resume import look_left
+from align.run.traces import find_trace, sides_of
+from align.walk.planner import Look
 
 
-def execute(candidate: Path, reference: Path, allow: tuple[str, ...], json: bool) -> int:
+def execute(candidate: Path, reference: Path | None, allow: tuple[str, ...], json: bool) -> int:
     """Print the commands, and return the exit code.
 
     Raises:
         UserError: the recordings cannot be compared, or are no traces.
     """
     console = Console(stderr=json, soft_wrap=True, emoji=False, highlight=False)
-    paths = {role: find_trace(path) for role, path in zip(SIDES, (candidate, reference), strict=True)}
+    paths = {role: find_trace(path) for role, path in zip(SIDES, sides_of(candidate, reference), strict=True)}
     offline = Offline(allow, "derived")
     compared = offline.run(paths)
     report, manifests = compared.report, offline.manifests
-    with closing(open_trace(paths["reference"])) as trace:
-        structure = trace.structure
-    kept = (manifests["candidate"].get("capture") or {}).get("values", ())
-    look = first_look_closer(
-        report.findings,
-        report.tensors,
-        report.comparisons["replay"],
-        requests_of(manifests["reference"]),
-        structure,
-        tuple(kept),
-    )
+    left = look_left(offline, paths, "derived")
+    look = left.look
     commands = [] if look is None else [_command(role, paths, manifests, look) for role in SIDES]
     console.print(terminal.sentence(*compared.engines, report), markup=False)
+    if report.alone is not None:
+        again = "shows" if report.alone.reproduced else "does not show"
+        console.print(f"recorded already: {report.alone.request} by itself, which {again} it", markup=False)
+    elif left.why:
+        console.print(left.why, markup=False)
     if look is None:
         console.print("nothing more has to be recorded", markup=False)
         console.print(f"next: {terminal.next_step(report)}", markup=False)

@@ -6,19 +6,22 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import isfinite
-from typing import Any, Literal, cast
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
 
 from adapters.base import SIDES, split_options
-from align.case.schema import Case, Numerics
+from align.case.schema import DTYPE_ALIASES, Case, Dtype, Numerics, load_case
 from align.checkpoints.table import Structure
 from align.cli.patch_file import checked_patch
 from align.errors import UserError
+from align.run.directory import CASE
 from align.run.plan import SIMULATED, SideExtras
 from align.run.recording import DEFAULT_BUDGET_MB, kept
 from envs.profiles import Interpreter, resolve
 
 NUMERICS = ("native", "fp32-internal")
 POLICIES = ("derived", "seed")
+DTYPES: tuple[str, ...] = get_args(get_args(Dtype)[0])
 
 
 def check_seconds(**options: float) -> None:
@@ -27,6 +30,35 @@ def check_seconds(**options: float) -> None:
         option = "--" + name.replace("_", "-")
         if not (isfinite(seconds) and seconds > 0):
             raise UserError(f"{option} {seconds:g} is not a time", f"give seconds, for example {option} 600")
+
+
+def case_in(file: Path) -> Case:
+    """``--case``.
+
+    Raises:
+        UserError: it is no case; where a run's directory was named, its file is.
+    """
+    if file.is_dir():
+        inside = next((one / CASE for one in (file, file.parent) if (one / CASE).is_file()), None)
+        hint = "give the case.json of a run" if inside is None else f"give its file: --case {inside}"
+        raise UserError(f"{file} is a directory, and no case", hint)
+    return load_case(file)
+
+
+def dtype_of(text: str) -> str:
+    """``--dtype``, by its full name.
+
+    Raises:
+        UserError: another dtype; says which there are.
+    """
+    name = DTYPE_ALIASES.get(text, text)
+    if name in DTYPES:
+        return name
+    short = {one: next(alias for alias, full in DTYPE_ALIASES.items() if full == one) for one in DTYPES}
+    raise UserError(
+        f"--dtype {text} is not in this version: engines compute in {' or '.join(DTYPES)}, without quantisation",
+        f"choose {' or '.join(f'{one} ({alias})' for one, alias in short.items())}, or leave --dtype out",
+    )
 
 
 def refuse_ladder(asked: bool, layout: tuple[int | None, int | None, int | None]) -> None:

@@ -1,10 +1,10 @@
-"""What ``--json`` promises: one JSON object on standard output, and everything else on standard error."""
+"""What ``--json`` promises, one JSON object on standard output; and tables as plain text, where no terminal reads."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from align.errors import UserError
@@ -28,3 +28,15 @@ def asked_in(argv: list[str]) -> bool:
     """Whether a command line asks for JSON, also one that cannot be understood otherwise."""
     words = argv[1:]
     return JSON in (words[: words.index("--")] if "--" in words else words)
+
+
+def columns(rows: Iterable[Sequence[str]]) -> str:
+    """Rows as plain text: columns aligned, two spaces between them, nothing cut and nothing broken into lines.
+
+    For files and pipes, where lines may be long; ``cut`` and ``awk`` find cells, as ``--json`` does better.
+    """
+    cells = [[" ".join(cell.split()) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+    )

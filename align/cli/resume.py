@@ -20,8 +20,9 @@ from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
 from align.models.resolve import resolve_model
 from align.report import terminal
 from align.run.directory import CASE, REQUEST, RunDirectory
+from align.run.earlier import earlier_run, last_run, newest_run
 from align.run.manifest import generation_of
-from align.run.request import RunRequest, last_run, load_request
+from align.run.request import RunRequest, load_request
 from align.run.resume import Judged, judge_traces, verdict_on_disk, whole_traces
 
 #: Runs that a replay can follow, in tokens.json.
@@ -64,6 +65,12 @@ def resume(settings: ResumeSettings) -> int:
     console = Console(quiet=settings.quiet, soft_wrap=True, emoji=False, stderr=settings.json, highlight=False)
     path = (settings.run or last_run()).absolute()
     request = load_request(path)
+    earlier = earlier_run(path)
+    if settings.run is None:
+        reason = f": {earlier.reason}" if earlier.reason else ""
+        console.print(f"the newest run that can go on is {path} ({earlier.state}{reason})", markup=False)
+    elif earlier.state == "refused":
+        console.print(f"{path} was refused: {earlier.reason}; it is tried once more", markup=False)
     with contextlib.closing(RunDirectory.reopen(path)) as directory:
         ended = verdict_on_disk(path / RESULT)
         if ended is not None:
@@ -189,7 +196,7 @@ def replay(settings: ReplaySettings) -> int:
     Raises:
         UserError: there is no such run, or it left no tokens.
     """
-    path = (settings.run or last_run()).absolute()
+    path = (settings.run or newest_run()).absolute()
     if settings.along not in SIDES:
         raise UserError(f"--along {settings.along} is no side", f"choose one of {', '.join(SIDES)}")
     request = load_request(path)

@@ -16,14 +16,16 @@ from rich.console import Console
 from align.calibrate.choose import AUTO, choose_floor
 from align.case.build import NewCase, new_case
 from align.case.prompts import EncodedPrompt
-from align.case.schema import Batch, Decoding, Numerics, explain, load_case
+from align.case.schema import Batch, Decoding, Numerics, explain
 from align.cli.errors import note_next
 from align.cli.interview import answers_of, ask_on_terminal, interview, is_terminal
 from align.cli.leave import Known
 from align.cli.options import (
     budget_bytes,
+    case_in,
     check_patterns,
     check_seconds,
+    dtype_of,
     extras_of,
     interpreters_for,
     numerics_of,
@@ -41,7 +43,7 @@ from align.report.live import LiveProgress
 from align.report.steps import expected_steps
 from align.result.facts import NO_ANSWERS, Answers
 from align.run.directory import CASE, REQUEST, RunDirectory
-from align.run.flow import Flow, Wishes, check_recordable
+from align.run.flow import Flow, Wishes, check_accusations, check_recordable
 from align.run.judge import coverage_demanded
 from align.run.plan import SIMULATED, check_device, check_launchable, generations_along
 from align.run.report import Report
@@ -149,6 +151,7 @@ def _dry(settings: RunSettings) -> int:
     structure = check_recordable(info, made.case.layout.tp) if wishes.tensors else None
     if structure is not None:
         check_patterns(wishes.values, structure)
+    check_accusations(wishes.accusations, structure)
     prompts.show_prompts(console, made.prompts, settings.verbose)
     return show(console, made.case, info, structure, wishes)
 
@@ -204,8 +207,10 @@ def _run(settings: RunSettings, known: Known) -> Report:
     check_launchable(case)
     check_device(case, info, settings.device)
     choose_floor(settings.floor, {"dtype": case.dtype})  # that there is one is said before the engines start
-    if wishes.tensors:
-        check_patterns(wishes.values, check_recordable(info, case.layout.tp))
+    structure = check_recordable(info, case.layout.tp) if wishes.tensors else None
+    if structure is not None:
+        check_patterns(wishes.values, structure)
+    check_accusations(wishes.accusations, structure)  # what is refused here leaves no directory
     interpreters = interpreters_for(case, settings.device, extras)
     if settings.device == SIMULATED:
         for variable in PYTHON_VARIABLES.values():
@@ -325,7 +330,7 @@ def _case(settings: RunSettings, numerics: Numerics, say: Callable[[str], None])
                 f"--case already decides what {', '.join(clashing)} would",
                 f"leave {'them' if len(clashing) > 1 else 'it'} out, or edit a copy of {settings.case_file}",
             )
-        case = load_case(settings.case_file)
+        case = case_in(settings.case_file)
         info = resolve_model(case.model, say)
         case.check(info)
         prompts = tuple(
@@ -341,7 +346,7 @@ def _case(settings: RunSettings, numerics: Numerics, say: Callable[[str], None])
         layout = Layout(*(1 if value is None else value for value in settings.layout))
     except ValueError as error:
         raise UserError(str(error), "correct --tp, --dp or --ep") from None
-    extra: dict[str, Any] = {} if settings.dtype is None else {"dtype": settings.dtype}
+    extra: dict[str, Any] = {} if settings.dtype is None else {"dtype": dtype_of(settings.dtype)}
     try:
         decoding = None if settings.max_new_tokens is None else Decoding(max_new_tokens=settings.max_new_tokens)
         batch = None if settings.block_size is None else Batch(block_size=settings.block_size)

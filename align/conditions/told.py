@@ -13,8 +13,6 @@ from align.conditions.table import TABLE
 from align.conditions.types import Condition
 from align.findings import Finding
 
-KIND = "configuration"
-
 
 def configuration_findings(conditions: Iterable[Condition]) -> list[Finding]:
     """One finding for each side and operator, with all that says so."""
@@ -42,7 +40,7 @@ def _finding(side: str, place: tuple[str, str], group: Sequence[Condition]) -> F
     names = ", ".join(one.name for one in group)
     return Finding(
         path,
-        KIND,
+        "configuration",
         side=side,
         checkpoint=kinds()[place[1]].at(0),
         layer=0,

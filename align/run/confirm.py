@@ -89,7 +89,7 @@ class Confirmer:
                 raise NotPossibleError(f"the {other} recorded no values of {', '.join(bare)}")
             runs = {"none": traces[side]}
             replaced: dict[str, Replaced] = {}
-            for kind, names in ((INPUTS, plan.inputs), (OUTPUT, (*plan.inputs, plan.output))):
+            for kind, names in ((INPUTS, plan.inputs), (OUTPUT, (*plan.inputs, *plan.outputs))):
                 if not names:
                     runs[kind] = traces[side]
                     continue

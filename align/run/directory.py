@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +28,8 @@ def disk_error(error: OSError, path: Path) -> UserError:
 
 
 CASE, REQUEST = "case.json", "request.json"
+#: Longer than somebody holds a lock who only looks whether it is held.
+_MOMENT = 0.05
 
 
 class RunDirectory:
@@ -70,6 +73,11 @@ class RunDirectory:
         except OSError as error:
             raise disk_error(error, found.path) from error
         return found
+
+    @property
+    def locked(self) -> bool:
+        """Whether others are kept out; not where the file system has no locks."""
+        return self._lock is not None
 
     def close(self) -> None:
         """Let others use it. Safe to call twice."""
@@ -183,7 +191,11 @@ def _locked(path: Path) -> int | None:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # perhaps is_locked, which has it for a moment
+            time.sleep(_MOMENT)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return descriptor
     except BlockingIOError:
         holder = _holder(os.fstat(descriptor))
@@ -197,6 +209,23 @@ def _locked(path: Path) -> int | None:
         if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             return None
         raise
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a command is using a directory; also false where that cannot be told."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back at once, see _locked
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _holder(status: os.stat_result) -> int | None:

@@ -106,7 +106,7 @@ class Flow:
         self._session, self._case, self._info, self._wishes, self._keep = session, case, info, wishes, keep
         self._structure = check_recordable(info, case.layout.tp) if wishes.tensors else None
         self._certifier = Certifier(case, info, structure_or_none(info, case.layout.tp), wishes.allow)
-        _check_accusations(wishes.accusations, self._structure)
+        check_accusations(wishes.accusations, self._structure)
         check_lean(wishes.lean and wishes.tensors, case.layout.tp)
         self.report = Report(min_coverage=wishes.min_coverage if wishes.tensors else None)
 
@@ -289,7 +289,7 @@ class Flow:
     def _confirm(self, directories: Mapping[str, Path]) -> None:
         """Transplants: at what is accused first, and where the user wants one."""
         report = self.report
-        headline = accusation_in(report.findings) if self._wishes.confirm else None
+        headline = accusation_in(report.findings, self._structure) if self._wishes.confirm else None
         confirmer = Confirmer(self._session, directories, self._wishes.along)
         for accusation in dict.fromkeys((*([] if headline is None else [headline]), *self._wishes.accusations)):
             with report.timed("confirm"):
@@ -338,7 +338,7 @@ class Flow:
             write_manifest(directory, content)
 
 
-def _check_accusations(accusations: Iterable[Accusation], structure: Structure | None) -> None:
+def check_accusations(accusations: Iterable[Accusation], structure: Structure | None) -> None:
     """Refuse accusations that no transplant can answer, before anything is started.
 
     Raises:

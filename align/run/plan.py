@@ -18,8 +18,12 @@ from align.models.shapes import DENSE, architecture, check_shapes
 
 #: The device whose operators are ours.
 SIMULATED = "simnpu"
-#: Smallest block that an engine takes, in tokens: powers of two from here on (vllm-ascend's attention reads 128).
+#: Smallest block that an engine takes, in tokens: powers of two from here on.
 MIN_BLOCK = {"lmdeploy": 16, "vllm": 128}
+#: Largest block that an engine takes, if it has a bound. vllm-ascend's attention has kernels for 128 alone
+#: (``get_supported_kernel_block_sizes``): larger blocks are split in its block table (``BlockTable``), but a cache of
+#: dense models is not (``use_hybrid_blocks`` in ``model_runner_v1``), so that attention reads blocks of others.
+MAX_BLOCK = {"vllm": 128}
 
 
 def check_launchable(case: Case) -> None:
@@ -41,11 +45,14 @@ def check_launchable(case: Case) -> None:
             "use dp 1 and ep 1; tensor parallelism (tp) works on both engines",
         )
     block = case.batch.block_size
-    smallest = max(MIN_BLOCK[engine] for engine in (case.candidate, case.reference))
-    if block < smallest or block & (block - 1):
+    engines = (case.candidate, case.reference)
+    smallest = max(MIN_BLOCK[engine] for engine in engines)
+    largest = min((MAX_BLOCK[engine] for engine in engines if engine in MAX_BLOCK), default=None)
+    if block < smallest or block & (block - 1) or (largest is not None and block > largest):
+        accepted = f"a power of two from {smallest} on, such as {max(128, smallest)}"
         raise UserError(
             f"block_size {block} is not one that both engines take",
-            f"use a power of two from {smallest} on, such as {max(128, smallest)} or {2 * max(128, smallest)}",
+            f"use {f'{smallest}, the only one' if smallest == largest else accepted}",
         )
 
 

@@ -12,7 +12,6 @@ from pydantic import Field, ValidationError
 from align.case.schema import Strict, explain
 from align.errors import UserError
 from align.run.directory import CASE, REQUEST
-from envs.home import align_home
 
 
 class RunRequest(Strict):
@@ -96,6 +95,9 @@ def load_request(directory: Path) -> RunRequest:
         raise UserError(f"{directory} is no directory", "give one that align run made, as its summary names it")
     if not file.is_file() or not (directory / CASE).is_file():
         missing = REQUEST if not file.is_file() else CASE
+        whole = directory.absolute().parent
+        if (whole / REQUEST).is_file():
+            raise UserError(f"{directory} is a part of a run", f"name the whole run: {whole}")
         raise UserError(
             f"{directory} holds no run that can be taken up: there is no {missing}",
             f"start it anew: align run --case {directory / CASE}"
@@ -108,16 +110,3 @@ def load_request(directory: Path) -> RunRequest:
         raise explain(error, str(file)) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read: {error}", f"start anew: align run --case {directory / CASE}") from None
-
-
-def last_run(runs: Path | None = None) -> Path:
-    """The newest run below ``runs`` (default: the cache's) that can be taken up.
-
-    Raises:
-        UserError: there is none.
-    """
-    place = align_home() / "runs" if runs is None else runs
-    found = [file.parent for file in place.glob(f"*/{REQUEST}")]
-    if not found:
-        raise UserError(f"there is no run in {place}", "name the directory of a run: align resume RUN")
-    return max(found, key=lambda path: ((path / REQUEST).stat().st_mtime, path.name))

@@ -25,7 +25,7 @@ from align.run.report import Report
 from align.run.traces import TRACE, open_trace
 from align.trace.format import MANIFEST
 from align.trace.reader import DamagedFileError
-from align.walk.planner import first_look_closer, headline_of, look_after_alone
+from align.walk.planner import Look, first_look_closer, headline_of, look_after_alone
 
 
 @dataclass(frozen=True)
@@ -84,19 +84,38 @@ def judge_traces(
             return None, stopped.message
         error = stopped
     if error is None:
-        why = _closer(offline, traces, policy, floor)
-        if why:
-            return None, why
+        left = look_left(offline, traces, policy, floor)
+        if left.look is not None:
+            return None, left.why
     outcome = Outcome({role: _side_of(content) for role, content in offline.manifests.items()})
     return Judged(offline.report, outcome, compared, error), ""
 
 
-def _closer(offline: Offline, traces: Mapping[str, Path], policy: Literal["derived", "seed"], floor: str) -> str:
-    """Take in what was recorded of the headline's request by itself; the reason why engines are needed, if they are."""
+@dataclass(frozen=True)
+class Left:
+    """What is left to record.
+
+    Attributes:
+        look: the next recording; ``None`` if nothing is left.
+        why: what is missing, in words; empty if nothing is.
+    """
+
+    look: Look | None
+    why: str = ""
+
+
+def look_left(
+    offline: Offline, traces: Mapping[str, Path], policy: Literal["derived", "seed"], floor: str = NONE
+) -> Left:
+    """What is left to record after a comparison; a request that was recorded by itself already is taken in.
+
+    Args:
+        offline: after its run; its report gets what was found of the request alone.
+    """
     report, content = offline.report, offline.manifests["candidate"]
     with closing(open_trace(traces["reference"])) as trace:
         structure = trace.structure
-    kept = _capture_of(content).values
+    kept = _capture_of(content).values if content.get("capture") else ()
     look = first_look_closer(
         report.findings,
         report.tensors,
@@ -110,15 +129,25 @@ def _closer(offline: Offline, traces: Mapping[str, Path], policy: Literal["deriv
     )
     if look is not None and look.kind == "alone":
         directories = {role: path.with_name(CLOSER) for role, path in traces.items()}
-        if not all((path / MANIFEST).is_file() for path in directories.values()):
-            return f"{look.requests[0]} was not recorded by itself yet"
+        if not all(_recorded(path) == list(look.requests) for path in directories.values()):
+            return Left(look, f"{look.requests[0]} was not recorded by itself yet")
         try:
             headline = headline_of(report.findings, look.checkpoint)
             report.alone = judge_alone(directories, look, headline, policy, floor)
         except UserError as error:
-            return error.message
+            return Left(look, error.message)
         look = look_after_alone(look, report.alone.reproduced, kept)
-    return "" if look is None or content.get("look") == 2 else "the values of what is accused were not recorded yet"
+    if look is None or content.get("look") == 2:
+        return Left(None)
+    return Left(look, "the values of what is accused were not recorded yet")
+
+
+def _recorded(directory: Path) -> list[str] | None:
+    """The requests that a directory has a recording of; ``None`` if there is none that can be read."""
+    try:
+        return requests_of(json.loads((directory / MANIFEST).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _capture_of(content: Mapping[str, Any]) -> CaptureSpec:

@@ -34,6 +34,21 @@ def find_trace(path: Path) -> Path:
     )
 
 
+def sides_of(candidate: Path, reference: Path | None) -> tuple[Path, Path]:
+    """The two paths of a command that compares; the two sides of one run, if that alone is named.
+
+    Raises:
+        UserError: one path that is no run.
+    """
+    if reference is not None:
+        return candidate, reference
+    found = candidate / "candidate", candidate / "reference"
+    if not all(path.is_dir() for path in found):
+        what = "is no run, so that a second recording is needed" if candidate.exists() else "does not exist"
+        raise UserError(f"{candidate} {what}", "name a run's directory, or the candidate's and the reference's")
+    return found
+
+
 def open_trace(directory: Path) -> Trace:
     """The trace, ready to be read.
 

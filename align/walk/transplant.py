@@ -34,11 +34,14 @@ class Accusation:
     Attributes:
         known: it is known to err on its own inputs, or its weights to differ from the checkpoint; ``False``: its
             residual is within rounding; ``None``: neither was looked at.
+        also: what is accused besides, in the same layer and neither before nor behind it: two exchanged tensors, query
+            and key. One of them alone repairs nothing.
     """
 
     side: str
     checkpoint: str
     known: bool | None = None
+    also: tuple[str, ...] = ()
 
 
 def accusation_of(text: str) -> Accusation:
@@ -57,14 +60,37 @@ def accusation_of(text: str) -> Accusation:
         raise UserError(f"--confirm {text}: {checkpoint or 'nothing'} is not a checkpoint", hint) from None
 
 
-def accusation_in(findings: Sequence[Finding]) -> Accusation | None:
+def accusation_in(findings: Sequence[Finding], structure: Structure | None = None) -> Accusation | None:
     """What the headline says, if it accuses an operator or a weight of one side."""
     if not findings:
         return None
     first = findings[0]
     if first.path != "B" or first.kind not in ACCUSED or first.side is None or first.checkpoint is None:
         return None
-    return Accusation(first.side, first.checkpoint)
+    also = () if structure is None else _beside(first.checkpoint, first.side, findings, structure)
+    return Accusation(first.side, first.checkpoint, also=also)
+
+
+def _beside(checkpoint: str, side: str, findings: Sequence[Finding], structure: Structure) -> tuple[str, ...]:
+    """Checkpoints of the same layer and side that are accused too, and that are neither before nor behind it."""
+    chosen = [parse(checkpoint)]
+    for one in findings:
+        if one.kind not in ACCUSED or one.side != side or one.checkpoint is None:
+            continue
+        name = parse(one.checkpoint)
+        if name.layer != chosen[0].layer or name.layer is None or name.kind.shard == "partial" or name in chosen:
+            continue
+        if not any(_behind(a, b, structure) for other in chosen for a, b in ((name, other), (other, name))):
+            chosen.append(name)
+    return tuple(map(str, chosen[1:]))
+
+
+def _behind(reader: Name, source: Name, structure: Structure) -> bool:
+    """Whether a checkpoint is computed from another one of its layer, however indirectly."""
+    return any(
+        one == source or (one.layer == source.layer and _behind(one, source, structure))
+        for one in structure.inputs(reader)
+    )
 
 
 def known_of(accusation: Accusation, tensors: TensorComparison | None, findings: Sequence[Finding]) -> bool | None:
@@ -88,6 +114,7 @@ class Plan:
     Attributes:
         inputs: checkpoints that the accused operator reads; empty for the embedding, which reads token ids.
         output: what it produces; of a rank's summand the sum over ranks.
+        also: what is replaced together with the output.
         points: where the outcome is read, the deciding one first.
         summands: of what is replaced, by residual: the stream and what is added to it.
         notes: what one should know about it.
@@ -100,11 +127,17 @@ class Plan:
     points: tuple[str, ...]
     summands: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """All that takes the accused side's place in the second replay, besides the inputs."""
+        return (self.output, *self.also)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Everything whose values are needed of both sides."""
-        return tuple(dict.fromkeys((*self.inputs, self.output, *sum(self.summands.values(), ()), *self.points)))
+        return tuple(dict.fromkeys((*self.inputs, *self.outputs, *sum(self.summands.values(), ()), *self.points)))
 
 
 def plan_transplant(structure: Structure, accusation: Accusation) -> Plan:
@@ -124,8 +157,11 @@ def plan_transplant(structure: Structure, accusation: Accusation) -> Plan:
         whole = kinds()[name.kind.name.removesuffix("_partial")]
         output = Name(whole, name.layer)
         notes.append(f"{no_inverse(name.kind)}; {output} was replaced")
-    inputs = structure.inputs(name)
-    for one in (output, *inputs):
+    also = tuple(map(parse, accusation.also))
+    inputs = tuple(dict.fromkeys(one for each in (name, *also) for one in structure.inputs(each)))
+    if also:
+        notes.append(f"replaced together with {', '.join(map(str, also))}, which is accused too")
+    for one in (output, *also, *inputs):
         why = no_inverse(one.kind)
         if why is not None:
             raise NotPossibleError(why)
@@ -134,11 +170,14 @@ def plan_transplant(structure: Structure, accusation: Accusation) -> Plan:
     if block is not None and str(block) != str(output):
         points.append(str(block))
     summands = {}
-    for one in (*inputs, output):
+    for one in (*inputs, output, *also):
         parts = structure.inputs(one)
         if one.kind.stage == "residual" and len(parts) == 2:
             summands[str(one)] = (str(parts[0]), str(parts[1]))
-    return Plan(accusation.side, str(name), tuple(map(str, inputs)), str(output), tuple(points), summands, tuple(notes))
+    return Plan(
+        accusation.side, str(name), tuple(map(str, inputs)), str(output), tuple(points), summands, tuple(notes),
+        tuple(map(str, also)),
+    )  # fmt: skip
 
 
 def _next_block(structure: Structure, name: Name) -> Name | None:

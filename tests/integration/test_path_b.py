@@ -49,9 +49,7 @@ def variant(directory: Path, **changes: Any) -> Path:
 
 def kept_bytes(run: Path, side: str) -> int:
     """All that one side's workers recorded, in both looks."""
-    return sum(
-        file.stat().st_size for look in ("trace", "closer") for file in (run / side / look).glob("rank*/*")
-    )
+    return sum(file.stat().st_size for look in ("trace", "closer") for file in (run / side / look).glob("rank*/*"))
 
 
 def whole_bytes(run: Path, info: ModelInfo) -> int:
@@ -78,9 +76,7 @@ ROWS_OF_SMOLLM2 = ("eight_rows_17", "row_2_17", "weight_row_2_17")
 @pytest.mark.parametrize(
     ("fault", "side"), [*cases(("row_2", "reference"), faults=ROWS), *cases(faults=ROWS_OF_SMOLLM2)]
 )
-def test_rows_of_a_projection_are_named_from_two_percent_of_the_bytes(
-    fault: str, side: str, tmp_path: Path
-) -> None:
+def test_rows_of_a_projection_are_named_from_two_percent_of_the_bytes(fault: str, side: str, tmp_path: Path) -> None:
     model, layer = ("smollm2", 17) if fault.endswith("_17") else ("qwen3", 2)
     result = diverged(tmp_path, fault, side, "--model", model, "--lean")
     first = result["findings"][0]
@@ -95,7 +91,7 @@ def test_rows_of_a_projection_are_named_from_two_percent_of_the_bytes(
     assert (fit["kind"], fit["explains"]) == ("factor_channels", True)
     if "weight" in fault:
         assert first["evidence"]["rows"] == channels
-    assert [one["outcome"] for one in result["transplants"]] == ["confirmed"]
+    assert [one["verdict"] for one in result["transplants"]] == ["confirmed"]
     # Two recordings of each side, without a new launch, and two percent of what all values take.
     run = tmp_path / "run"
     stages = [one["stage"] for one in result["walk"]]
@@ -124,7 +120,7 @@ def test_angles_in_low_precision_are_named(fault: str, side: str, tmp_path: Path
     assert (first["path"], first["kind"], first["side"]) == ("B", "operator", side)
     assert first["checkpoint"] == "layers.0.attn.q_rope"
     assert first["requests"] == ["long"]
-    assert result["diagnosis"]["kind"] == "rope_precision"
+    assert result["diagnosis"]["fault"] == "rope_precision"
 
 
 @pytest.mark.parametrize(("fault", "side"), cases(("rope_scaling", "candidate"), faults=("rope_scaling",)))
@@ -133,7 +129,7 @@ def test_an_ignored_rope_scaling_is_named(fault: str, side: str, tmp_path: Path)
     result = diverged(tmp_path, fault, side, "--model", str(variant(tmp_path, rope_scaling=YARN)))
     first = result["findings"][0]
     assert (first["kind"], first["side"], first["checkpoint"]) == ("operator", side, "layers.0.attn.q_rope")
-    assert result["diagnosis"]["kind"] == "rope_scaling"
+    assert result["diagnosis"]["fault"] == "rope_scaling"
     (told,) = [one for one in result["findings"] if one["kind"] == "configuration"]
     assert told["side"] == side
     assert "rope_frequencies" in told["evidence"]["what"]
@@ -150,7 +146,7 @@ def test_a_wrong_epsilon_is_named(fault: str, side: str, tmp_path: Path) -> None
     result = diverged(tmp_path, fault, side, "--model", str(model))
     first = result["findings"][0]
     assert (first["kind"], first["side"], first["checkpoint"]) == ("operator", side, "layers.0.attn_norm")
-    assert result["diagnosis"]["kind"] == "norm_eps"
+    assert result["diagnosis"]["fault"] == "eps"
 
 
 @pytest.mark.parametrize(("fault", "side"), cases(faults=("qk",)))
@@ -167,7 +163,7 @@ def test_exchanged_projections_are_named(fault: str, side: str, tmp_path: Path) 
     result = diverged(tmp_path, fault, side)
     found = [(one["kind"], one["side"], one["checkpoint"]) for one in result["findings"][:2]]
     assert found == [("weights", side, f"layers.1.mlp.{one}") for one in ("gate", "up")]
-    assert result["diagnosis"]["kind"] == "exchanged"
+    assert result["diagnosis"]["fault"] == "exchanged"
 
 
 @pytest.mark.extended
@@ -175,5 +171,5 @@ def test_exchanged_projections_are_named(fault: str, side: str, tmp_path: Path) 
 def test_a_wrong_accusation_is_refuted(side: str, tmp_path: Path) -> None:
     """The fault is in layer 2's norm; whoever accuses layer 1 is told no."""
     result = diverged(tmp_path, "norm", side, "--confirm", f"{side}:layers.1.mlp.up")
-    outcomes = {one["checkpoint"]: one["outcome"] for one in result["transplants"]}
+    outcomes = {one["checkpoint"]: one["verdict"] for one in result["transplants"]}
     assert outcomes == {"layers.2.mlp_norm": "confirmed", "layers.1.mlp.up": "refuted"}

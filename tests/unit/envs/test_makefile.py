@@ -135,3 +135,29 @@ def test_help_is_the_default_and_explains_the_exit_code() -> None:
     assert done.returncode == 0
     assert "make align MODEL=qwen3" in done.stdout
     assert "make turns every answer but 0 into 2" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("MODLE=qwen3", "did you mean MODEL?"),
+        ("DTYP=fp16", "did you mean DTYPE?"),
+        ("XYZ=1", "There are MODEL PROMPTS"),
+    ],
+)
+def test_a_misspelt_variable_is_refused(variable: str, hint: str) -> None:
+    done = _make("align", variable, "TP=2")
+    name = variable.partition("=")[0]
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"there is no variable {name}" in done.stderr
+    assert hint in done.stderr
+    assert f"{name}=value make" in done.stderr
+
+
+def test_variables_that_exist_are_not_refused() -> None:
+    help_ = subprocess.run(["make", "-s", "help"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60).stdout
+    for name in ("MODEL", "TP", "ARGS", "PYTHON", "ALIGN_HOME", "LMDEPLOY_PYTHON", "VLLM_PYTHON"):
+        assert name in help_
+        assert _make("align", f"{name}=x").returncode == (2 if name == "PYTHON" else 0)
+    assert _make("align", "PIP_INDEX_URL=x").returncode == 0
+    assert _make("align", MODLE="in the environment nobody can tell").returncode == 0

@@ -174,7 +174,8 @@ def test_no_tokenizer(changed: ModelInfo, tmp_path: Path) -> None:
         ({"messages": [{"role": "user"}]}, "messages[0].content: "),
         ({"text": "a", "arrival": -1}, "arrival: "),
         ({"text": "a", "name": "a b"}, "name: "),
-        ({"text": "a", "temperature": 1}, "temperature: "),
+        ({"text": "a", "temperature": 1}, "there is no field 'temperature'"),
+        ({"txt": "a"}, "there is no field 'txt'"),
         ('{"text": "a", "text": "b"}', "appears twice"),
     ],
 )
@@ -277,3 +278,12 @@ def test_new_case_names_wrong_settings(info: ModelInfo) -> None:
         new_case(info, dtype="int4")
     with pytest.raises(UserError, match="tp must divide"):
         new_case(info, layout=Layout(3))
+
+
+def test_a_misspelt_field_is_named_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        load_prompts(prompts_file(tmp_path, {"txt": "a"}))
+    assert caught.value.hint.startswith("did you mean 'text'? the fields are text, messages, token_ids, ")
+    with pytest.raises(UserError) as caught:
+        load_prompts(prompts_file(tmp_path, {"zzz": "a"}))
+    assert caught.value.hint.startswith("the fields are text, ")

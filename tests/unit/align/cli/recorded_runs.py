@@ -37,8 +37,9 @@ class FakeAlone:
     error: Exception | None = None
 
     def __init__(
-        self, session: Any, case: Any, info: Any, directory: Path, budget: int, values: Any = (), **_: Any
+        self, session: Any, case: Any, info: Any, directory: Path, budget: int, values: Any = (), lean: bool = False
     ) -> None:
+        self.lean = lean
         self.session, self.case, self.directory, self.budget, self.values = session, case, directory, budget, values
         self.made.append(self)
 

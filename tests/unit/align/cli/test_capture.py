@@ -30,7 +30,13 @@ def test_capture_records_one_engine(align: Align, recorder: list[FakeAlone], cas
     assert made.session.extras["reference"].options == {"seed": 3}
     assert made.session.more["directories"] == {"reference": out / "engine"}
     assert (made.case.candidate, made.case.reference) == ("lmdeploy", "vllm")
-    assert made.budget == 512 * 10**6
+    assert (made.budget, made.lean) == (512 * 10**6, False)
+
+
+def test_a_lean_capture(align: Align, recorder: list[FakeAlone], case_file: Path, tmp_path: Path) -> None:
+    given = ("--case", str(case_file), "--out", str(tmp_path / "out"), "--lean")
+    assert align("capture", "vllm", *given)[0] == 0
+    assert recorder[0].lean
 
 
 def test_capture_follows_another_trace(

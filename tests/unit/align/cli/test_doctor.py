@@ -48,9 +48,9 @@ def test_a_file_gets_one_row_a_line(found: Callable[..., None], capsys: pytest.C
     found(OK, MISSING)
     doctor.execute("simnpu", json=False)
     assert capsys.readouterr().out.splitlines() == [
-        "check\tstate\tfound\tmend",
-        "memory\tok\t22 GB\t",
-        "vllm environment\tmissing\tnot built\talign env build vllm",
+        "check             state    found      mend",
+        "memory            ok       22 GB",
+        "vllm environment  missing  not built  align env build vllm",
     ]
 
 

@@ -6,6 +6,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,13 +76,18 @@ def test_list(builder: Builder, capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_for_a_file(builder: Builder, capsys: pytest.CaptureFixture[str]) -> None:
     old(builder)
     env.list_all(json=False)
-    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    out = capsys.readouterr().out
+    assert "\t" not in out
+    *lines, build, clean = [re.split(" {2,}", line) for line in out.splitlines()]
     assert lines[0] == ["name", "key", "state", "size", "packages", "path"]
+    assert lines[4][3] == "2 MB"
+    assert build == ["next: align env build"]
+    assert " ".join(clean).startswith("next: align env clean --old # frees 2 MB")
     assert [(line[0], line[2]) for line in lines[1:]] == [
         ("driver", "absent"),
         ("lmdeploy", "absent"),
         ("vllm", "absent"),
-        ("vllm", "unfinished, other lock"),
+        ("vllm", "unfinished, old lock"),
     ]
 
 

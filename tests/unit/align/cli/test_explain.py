@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,8 +14,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from align.checkpoints.table import kinds
 from align.cli import explain, main
 from align.findings import PATHS
+from align.fits.table import kinds as faults
 from align.knowledge import knowledge
 from envs.home import REPOSITORY
 
@@ -69,7 +73,8 @@ def test_chinese(align: Callable[..., tuple[int, str, str]]) -> None:
 def test_without_a_word_everything_is_listed(align: Callable[..., tuple[int, str, str]]) -> None:
     code, out, _ = align()
     assert code == 0
-    rows = [line.split("\t") for line in out.splitlines()]
+    assert "\t" not in out
+    rows = [re.split(" {2,}", line) for line in out.splitlines()]
     assert [row[1] for row in rows] == list(knowledge().entries)
     assert {path for row in rows for path in row[0].split(",")} == set(PATHS)
     assert all(len(row) == 3 and row[2] for row in rows)
@@ -78,7 +83,7 @@ def test_without_a_word_everything_is_listed(align: Callable[..., tuple[int, str
 def test_words_that_fit_several_entries_list_them(align: Callable[..., tuple[int, str, str]]) -> None:
     code, out, _ = align("first", "token")
     assert code == 0
-    assert {"000-S2.1-2", "003-SY-1", "003-SY-2"} <= {line.split("\t")[1] for line in out.splitlines()}
+    assert {"000-S2.1-2", "003-SY-1", "003-SY-2"} <= {re.split(" {2,}", line)[1] for line in out.splitlines()}
 
 
 @pytest.mark.parametrize(
@@ -142,3 +147,101 @@ def test_help_teaches_and_imports_nothing_heavy() -> None:
     assert done.stderr.strip() == "[]"
     assert "align explain slots" in " ".join(done.stdout.split())
     assert "--lang" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["layers.2.mlp_norm", "layers.2.mlp_norm ", "layer2_mlp_norm_output_rank0.pt", "LAYERS.2.MLP_NORM"],
+)
+def test_a_checkpoint_as_findings_print_it(align: Callable[..., tuple[int, str, str]], word: str) -> None:
+    code, out, err = align(word)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "layers.2.mlp_norm: second norm's output"
+    assert {"operator: rms_norm", "shape: [tokens, hidden]", "reads: layers.2.mid"} <= set(lines)
+    assert {"read by: layers.2.mlp.gate", "read by: layers.2.mlp.up"} <= set(lines)
+    for engine, name in (("lmdeploy", "DlinferRMSNormImpl.forward"), ("vllm", "AscendRMSNorm.forward_oot")):
+        (tap,) = (line for line in lines if line.startswith(f"{engine}: "))
+        assert name in tap and "model.layers.2.post_attention_layernorm" in tap
+    assert f"findings: weights: {knowledge().entries['weights'].title.en}" in lines
+    assert "errors: eps: The norm uses another epsilon." in lines
+    assert f"known: 003-TS-08: {knowledge().entries['003-TS-08'].title.en}" in lines
+    assert "next: align taps lmdeploy" in lines
+
+
+@pytest.mark.parametrize(
+    ("word", "first"),
+    [
+        ("mlp_norm", "layers.{i}.mlp_norm: second norm's output"),
+        ("mlp_up", "layers.{i}.mlp.up: up half"),
+        ("layers.{i}.mlp.up", "layers.{i}.mlp.up: up half"),
+        ("logits", "logits: one row per request"),
+        ("layers.0.attn.kv_start_indices", "layers.0.attn.kv_start_indices: flat cache slots"),
+        ("rms_norm", "rms_norm: an operator: "),
+        ("all_reduce", "all_reduce: an operator: "),
+        ("attn", "attn: 13 checkpoints"),
+        ("layers.1.mlp", "layers.1.mlp: 5 checkpoints"),
+        ("rope_base", "rope_base: Rotary frequencies have another base."),
+        ("slots", "slots: Keys and values are written to slots of another token"),
+        ("collective", "collective: A reduce over ranks"),
+    ],
+)
+def test_other_names(align: Callable[..., tuple[int, str, str]], word: str, first: str) -> None:
+    code, out, _ = align(word)
+    assert code == 0
+    assert out.startswith(first)
+
+
+def test_every_name_that_is_printed_is_explained(align: Callable[..., tuple[int, str, str]]) -> None:
+    for kind in kinds().values():
+        assert align(kind.at(1 if kind.per_layer else None))[0] == 0
+        for operator in kind.operators:
+            assert align(operator)[0] == 0
+    for fault in faults():
+        assert align(fault)[0] == 0
+
+
+def test_layer_0_reads_the_embedding(align: Callable[..., tuple[int, str, str]]) -> None:
+    assert "reads: embed" in align("layers.0.block_in")[1].splitlines()
+    out = align("layers.3.block_in")[1].splitlines()
+    assert {"reads: layers.2.mid", "reads: layers.2.mlp.down or layers.2.moe.out"} <= set(out)
+
+
+def test_slots_are_indices_and_no_floats(align: Callable[..., tuple[int, str, str]]) -> None:
+    lines = align("attn.kv_start_indices")[1].splitlines()
+    assert [line for line in lines if line.startswith("findings: ")] == [
+        f"findings: slots: {knowledge().entries['slots'].title.en}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "closest"),
+    [
+        ("layers.2.mlp_nrom", "layers.2.mlp_norm"),
+        ("rms_nrom", "rms_norm"),
+        ("wieghts", "weights"),
+        ("mlp.dwon", "mlp.down"),
+    ],
+)
+def test_a_misspelt_name(align: Callable[..., tuple[int, str, str]], word: str, closest: str) -> None:
+    code, _, err = align(word)
+    assert code == 2
+    assert f"next: closest: {closest}" in err
+
+
+def test_names_for_programs_and_in_chinese(align: Callable[..., tuple[int, str, str]]) -> None:
+    found = json.loads(align("layers.2.mlp_norm", "--json")[1])
+    named = found["named"]
+    assert (named["name"], named["checkpoint"]["operators"]) == ("layers.2.mlp_norm", ["rms_norm"])
+    assert set(named["checkpoint"]["taps"]) == {"lmdeploy", "vllm"}
+    assert [entry["id"] for entry in found["entries"]][:2] == ["operator", "weights"]
+    assert json.loads(align("mlp", "--json")[1])["named"]["checkpoints"][0]["name"] == "layers.{i}.mlp.gate"
+    out = align("rms_norm", "--lang", "zh")[1]
+    assert "可识别的错误: eps: 归一化使用了另一个 epsilon。" in out
+
+
+def test_names_on_a_terminal(monkeypatch: pytest.MonkeyPatch, align: Callable[..., tuple[int, str, str]]) -> None:
+    screen = terminal(monkeypatch, width=80)
+    assert align("layers.2.attn.out")[0] == 0
+    assert align("attn")[0] == 0
+    assert "layers.{i}.attn.o_partial" in screen.getvalue()

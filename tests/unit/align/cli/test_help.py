@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -68,6 +69,34 @@ def test_help_answers_at_once(arguments: list[str]) -> None:
     assert fastest < 0.5
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["run", "--modle", "qwen3"], "next: did you mean --model? see what there is: align run --help"),
+        (["run", "--max-tokens", "4"], "next: did you mean --max-new-tokens? see what there is: align run --help"),
+        (["--verison"], "next: did you mean --version? see what there is: align --help"),
+    ],
+)
+def test_a_misspelt_option_is_answered_with_the_right_one(arguments: list[str], hint: str) -> None:
+    assert run("-m", "align", *arguments).stderr.splitlines()[-1] == hint
+
+
+def test_version_says_what_the_locks_pin() -> None:
+    done = run("-c", PROBE % (False, (*HEAVY, "rich.console")), "--version")
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")
+    first, *others = done.stdout.splitlines()
+    assert re.fullmatch(r"align \d+\.\d+\.\d+", first)
+    locks = {name: (REPOSITORY / "envs" / "locks" / f"{name}.toml").read_text() for name in ("lmdeploy", "vllm")}
+    for name, package in (("lmdeploy", "lmdeploy"), ("lmdeploy", "dlinfer-ascend"), ("vllm", "vllm-ascend")):
+        (line,) = (one for one in others if one.startswith(f"{name} environment: "))
+        found = re.search(rf"\b{package} ([\d.]+)", line)
+        assert found is not None
+        assert f'"{package}=={found[1]}"' in locks[name]
+    whole = json.loads(run("-m", "align", "--version", "--json").stdout)
+    assert first == f"align {whole['align']}"
+    assert set(whole["environments"]) == {"driver", "lmdeploy", "vllm"}
+
+
 def test_help_teaches() -> None:
     text = run("-m", "align", "--help").stdout
     assert "align run --model qwen3" in text
@@ -100,7 +129,7 @@ def test_no_arguments_show_the_help_and_are_no_success() -> None:
         (["run", "--tp", "two"], "Invalid value for '--tp'", "run --help"),
         (["run", "--step-timeout", "soon"], "Invalid value for '--step-timeout'", "run --help"),
         (["walk"], "No such command 'walk'", "--help"),
-        (["--version"], "No such option: --version", "--help"),
+        (["env", "remove"], "No such command 'remove'", "env --help"),
     ],
 )
 def test_usage_errors(arguments: list[str], words: str, command: str) -> None:

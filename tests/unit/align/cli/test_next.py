@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,20 @@ def record(session: Scripted, **wishes: Any) -> None:
     Flow(session, recordings.case(), recordings.info(), Wishes(**wishes)).run()  # type: ignore[arg-type]
 
 
+def record_apart(session: Scripted, directory: Path) -> None:
+    """As two images record: nobody looked closer yet."""
+    record(session)
+    for role in ("candidate", "reference"):
+        shutil.rmtree(directory / role / "closer")
+
+
 def commands(out: str) -> list[list[str]]:
     return [shlex.split(line) for line in out.splitlines() if line.startswith("align ")]
 
 
 def test_the_request_that_shows_it_is_recorded_by_itself(session: Scripted, tmp_path: Path, next_: Next) -> None:
     session.edits["candidate"] = wrong_up
-    record(session)
+    record_apart(session, tmp_path)
     code, out, err = next_(str(tmp_path / "candidate"), str(tmp_path / "reference"))
     assert (code, err) == (0, "")
     first, second, compare = commands(out)
@@ -70,7 +78,7 @@ def test_nothing_more_where_nothing_is_wrong(session: Scripted, tmp_path: Path, 
 
 def test_json(session: Scripted, tmp_path: Path, next_: Next) -> None:
     session.edits["candidate"] = wrong_up
-    record(session)
+    record_apart(session, tmp_path)
     code, out, _ = next_(str(tmp_path / "candidate"), str(tmp_path / "reference"), "--json")
     found = json.loads(out)
     assert code == 0
@@ -81,7 +89,7 @@ def test_json(session: Scripted, tmp_path: Path, next_: Next) -> None:
 
 def test_options_and_patches_of_a_side_are_kept(session: Scripted, tmp_path: Path, next_: Next) -> None:
     session.edits["candidate"] = wrong_up
-    record(session)
+    record_apart(session, tmp_path)
     file = tmp_path / "candidate" / "trace" / "trace.json"
     content = json.loads(file.read_text())
     content["spec"] |= {"options": {"sampling.top_k": 5, "name": "two words"}, "patches": ["/x/fix it.py"]}
@@ -95,8 +103,38 @@ def test_options_and_patches_of_a_side_are_kept(session: Scripted, tmp_path: Pat
 
 def test_a_recording_without_its_case_is_refused(session: Scripted, tmp_path: Path, next_: Next) -> None:
     session.edits["candidate"] = wrong_up
-    record(session)
+    record_apart(session, tmp_path)
     (tmp_path / "case.json").unlink()
     code, _, err = next_(str(tmp_path / "candidate"), str(tmp_path / "reference"))
     assert code == 2
     assert "has no case.json beside it" in err
+
+
+def test_what_a_run_recorded_of_the_request_counts(session: Scripted, tmp_path: Path, next_: Next) -> None:
+    session.edits["candidate"] = wrong_up
+    record(session)
+    for sides in ((tmp_path / "candidate", tmp_path / "reference"), (tmp_path,)):
+        code, out, err = next_(*map(str, sides))
+        assert (code, err, commands(out)) == (0, "", [])
+        assert "recorded already: r0 by itself, which shows it" in out
+        assert "nothing more has to be recorded" in out
+
+
+def test_a_recording_of_another_request_does_not_count(session: Scripted, tmp_path: Path, next_: Next) -> None:
+    session.edits["candidate"] = wrong_up
+    record(session)
+    file = tmp_path / "candidate" / "closer" / "trace.json"
+    content = json.loads(file.read_text())
+    content["requests"][0]["name"] = "r1"
+    file.write_text(json.dumps(content))
+    _, out, _ = next_(str(tmp_path))
+    assert "r0 was not recorded by itself yet" in out
+    assert len(commands(out)) == 3
+
+
+def test_one_path_is_a_whole_run(tmp_path: Path, align: Next) -> None:
+    for command in ("next", "compare"):
+        code, _, err = align(command, str(tmp_path))
+        assert code == 2
+        assert "is no run, so that a second recording is needed" in err
+        assert "does not exist" in align(command, str(tmp_path / "nowhere"))[2]

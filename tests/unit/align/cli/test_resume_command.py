@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from align.errors import SideError
+from align.errors import SideError, UserError
 from align.run.directory import RunDirectory
 from tests.unit.align.cli import test_run
 from tests.unit.align.cli.test_run import IDS, TOKENS, FakeSession, steps
@@ -93,8 +93,29 @@ def test_the_newest_run_is_taken_up_by_default(align: Align, checkpoint: Path) -
     assert align(*TOKENS, "--model", str(checkpoint))[0] == 2
     FakeSession.error = None
     directory = FakeSession.made[0].directory
-    assert align("resume", "--quiet")[0] == 0
-    assert FakeSession.made[1].directory == directory
+    FakeSession.error = UserError("--confirm x is not possible", "look")
+    assert align(*TOKENS, "--model", str(checkpoint))[0] == 2
+    FakeSession.error = None
+    newest = FakeSession.made[1].directory
+    code, out, _ = align("resume")
+    assert code == 0
+    assert f"the newest run that can go on is {directory} (failed: the candidate died)" in " ".join(out.split())
+    assert FakeSession.made[2].directory == directory
+    code, _, err = align("resume")
+    assert code == 2
+    assert "can go on: the newest, " in err
+    code, out, _ = align("resume", str(newest))
+    assert code == 0
+    assert f"{newest} was refused: --confirm x is not possible; it is tried once more" in out
+
+
+def test_what_is_refused_before_the_start_leaves_no_directory(align: Align, checkpoint: Path, tmp_path: Path) -> None:
+    given = ("--model", str(checkpoint), "--confirm", "candidate:layers.9.mlp.up", "--out", str(tmp_path / "out"))
+    for more in ((), ("--dry-run",)):
+        code, _, err = align(*given, *more)
+        assert code == 2
+        assert "layers.9.mlp.up does not exist" in err
+        assert not (tmp_path / "out").exists()
 
 
 def test_a_run_that_is_in_use_is_refused(align: Align, checkpoint: Path, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ REFUSALS: list[tuple[list[str], str, str]] = [
     (["--dp", "2"], "is not launched by this version", "use dp 1"),
     (["--dp", "0"], "dp must be a positive integer", "--dp"),
     (["--ep", "5"], "ep must be 1", "--ep"),
-    (["--dtype", "float8"], "dtype", "correct the named fields"),
+    (["--dtype", "float8"], "in bfloat16 or float16", "choose bfloat16 (bf16) or float16 (fp16)"),
     (["--max-new-tokens", "0"], "max_new_tokens", "correct the named fields"),
     (["--max-new-tokens", "99999"], "exceed the", "max_new_tokens"),
     (["--block-size", "-1"], "block_size", "correct the named fields"),

@@ -30,17 +30,19 @@ def test_numerics_are_the_simulation_s() -> None:
         check_device(fakes.case(numerics=Numerics(candidate="native")), fakes.info(), "ascend")
 
 
-@pytest.mark.parametrize("block_size", [1, 8, 64, 100])
+@pytest.mark.parametrize("block_size", [1, 8, 64, 100, 256])
 def test_block_sizes_that_an_engine_refuses(block_size: int) -> None:
     with pytest.raises(UserError, match=f"block_size {block_size}"):
         check_launchable(fakes.case(batch=Batch(block_size=block_size)))
 
 
-@pytest.mark.parametrize("block_size", [128, 256])
-def test_block_sizes_that_both_take(block_size: int) -> None:
-    check_launchable(fakes.case(batch=Batch(block_size=block_size)))
+def test_the_block_size_that_both_take() -> None:
+    check_launchable(fakes.case(batch=Batch(block_size=128)))
+    with pytest.raises(UserError) as caught:
+        check_launchable(fakes.case(batch=Batch(block_size=256)))
+    assert caught.value.hint == "use 128, the only one"
 
 
-@pytest.mark.parametrize("block_size", [16, 64])
-def test_lmdeploy_takes_smaller_blocks(block_size: int) -> None:
+@pytest.mark.parametrize("block_size", [16, 64, 256])
+def test_lmdeploy_takes_others(block_size: int) -> None:
     check_launchable(fakes.case(batch=Batch(block_size=block_size), reference="lmdeploy"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from align.errors import UserError
 from align.run.directory import RunDirectory
-from align.run.request import RunRequest, digests, last_run, load_request, patch_files
+from align.run.request import RunRequest, digests, load_request, patch_files
 
 TEXTS = st.lists(st.text(max_size=8), max_size=3).map(tuple)
 
@@ -81,16 +80,6 @@ def test_a_patch_that_changed_is_refused(tmp_path: Path) -> None:
     fix.unlink()
     with pytest.raises(UserError, match="is not what it was"):
         made.check_patches()
-
-
-def test_the_newest_run_is_the_default(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no run"):
-        last_run(tmp_path)
-    for age, name in ((30, "b"), (10, "a"), (20, "c")):
-        file = write(tmp_path / name, request().to_text()) / "request.json"
-        os.utime(file, (10**9 - age, 10**9 - age))
-    (tmp_path / "z-not-a-run").mkdir()
-    assert last_run(tmp_path) == tmp_path / "a"
 
 
 def test_a_cleared_directory_keeps_what_is_named(tmp_path: Path) -> None:

@@ -96,6 +96,47 @@ def test_only_the_headline_is_accused_and_only_of_path_b() -> None:
         assert accusation_in(findings) is None
 
 
+def accused(*names: str, side: str = "candidate", kind: str = "weights") -> list[Finding]:
+    return [Finding("B", kind, side=side, checkpoint=name) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("names", "also"),
+    [
+        (("layers.1.mlp.gate", "layers.1.mlp.up"), ("layers.1.mlp.up",)),
+        (("layers.0.attn.q_rope", "layers.0.attn.k_rope"), ("layers.0.attn.k_rope",)),
+        (("layers.1.mlp.gate", "layers.0.mlp.up"), ()),  # another layer
+        (("layers.1.mlp.gate", "layers.1.mlp.down"), ()),  # behind it
+        (("layers.1.mlp.down", "layers.1.mlp.gate"), ()),  # before it
+        (("layers.1.mlp.gate", "layers.1.mlp.down", "layers.1.mlp.up"), ("layers.1.mlp.up",)),
+        (("layers.1.mlp.gate", "layers.1.mlp.gate"), ()),
+        (("final_norm", "logits"), ()),
+    ],
+)
+def test_what_is_accused_beside_it_goes_along(names: tuple[str, ...], also: tuple[str, ...]) -> None:
+    found = accusation_in(accused(*names), ONE)
+    assert found == Accusation("candidate", names[0], also=also)
+
+
+def test_what_another_side_or_kind_is_accused_of_does_not_go_along() -> None:
+    others = [
+        *accused("layers.1.mlp.up", side="reference"),
+        *accused("layers.1.mlp.up", kind="unexplained"),
+        *accused("layers.1.mlp.up", kind="configuration"),
+    ]
+    assert accusation_in([*accused("layers.1.mlp.gate"), *others], ONE) == Accusation("candidate", "layers.1.mlp.gate")
+
+
+def test_two_outputs_take_the_place_of_two() -> None:
+    plan = plan_transplant(ONE, Accusation("candidate", "layers.0.attn.q_rope", also=("layers.0.attn.k_rope",)))
+    assert plan.outputs == ("layers.0.attn.q_rope", "layers.0.attn.k_rope")
+    assert len(plan.inputs) == 2 and not set(plan.inputs) & set(plan.outputs)
+    assert set(plan.names) >= {*plan.inputs, *plan.outputs, *plan.points}
+    assert "layers.0.attn.k_rope" in plan.notes[0]
+    with pytest.raises(NotPossibleError, match="no inverse"):
+        plan_transplant(TWO, Accusation("candidate", "layers.0.mlp.gate", also=("layers.0.mlp.down",)))
+
+
 @pytest.mark.parametrize(
     ("verdict", "known"), [("beyond", True), ("within", False), ("not observable", None), (None, None)]
 )
