@@ -26,6 +26,8 @@ EQUAL, DIFFERS, NOT_OBSERVABLE = "equal", "differs", "not observable"
 _EMBEDDING = "model.embed_tokens.weight"
 #: Rows of a difference that are listed.
 _LISTED = 8
+#: Elements of a tensor whose rows are sorted to see whether they are exchanged.
+_SORTED = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Audited:
         rows_total: how many differ.
         max_abs: largest difference.
         why: reason of ``not observable``, or what is remarkable.
+        holds: what a parameter that differs holds instead, if that is something known: another tensor of the
+            checkpoint, another rank's share, its own rows in another order, zeros.
     """
 
     parameter: str
@@ -55,6 +59,7 @@ class Audited:
     rows_total: int = 0
     max_abs: float = 0.0
     why: str = ""
+    holds: str = ""
 
 
 class LiveWeights:
@@ -112,18 +117,20 @@ class LiveWeights:
                 seen.add(one.live)
                 if live is None and one.tensor not in files:
                     continue  # a bias or a tied head that this model does not have
-                yield self._compare(one, tensor, files.get(tensor), live)
+                yield self._compare(one, tensor, files, live)
             for name in sorted(self._live.keys() - seen):
                 yield Audited(name, NOT_OBSERVABLE, "", None, name, self._rank, why="no rule says what it holds")
 
-    def _compare(self, one: Parameter, tensor: str, handle: Any, live: Tensor | None) -> Audited:
+    def _compare(self, one: Parameter, tensor: str, files: Mapping[str, Any], live: Tensor | None) -> Audited:
+        handle = files.get(tensor)
         place = one.live + (f"[{one.part}]" if one.part else "")
         about = (one.kind, one.layer, place, self._rank)
         if live is None:
             return Audited(one.tensor, NOT_OBSERVABLE, *about, why="the engine has no such parameter")
         if handle is None:
             return Audited(one.tensor, NOT_OBSERVABLE, *about, why="the checkpoint has no such tensor")
-        start, stored = self._share(one, handle.get_tensor(tensor), live)
+        whole = handle.get_tensor(tensor)
+        start, stored = self._share(one, whole, live)
         current = live.to("cpu")
         if one.split == "vocab":  # rows behind the vocabulary are padding
             current = current[: stored.shape[0]]
@@ -139,11 +146,36 @@ class LiveWeights:
         rows = apart.reshape(apart.shape[0], -1).any(-1).nonzero().flatten()
         gap = (stored[apart].float() - current[apart].float()).abs().nan_to_num(float("inf")).max()
         listed = tuple(int(row) + start for row in rows[:_LISTED])
-        return Audited(one.tensor, DIFFERS, *about, rows=listed, rows_total=len(rows), max_abs=float(gap))
+        holds = self._holds(one, current, stored, whole, files)
+        return Audited(one.tensor, DIFFERS, *about, rows=listed, rows_total=len(rows), max_abs=float(gap), holds=holds)
 
-    def _share(self, one: Parameter, stored: Tensor, live: Tensor) -> tuple[int, Tensor]:
-        """``(first row, this rank's share)`` of the checkpoint's tensor."""
-        tp, rank = self._structure.tp, self._tp_rank
+    def _holds(self, one: Parameter, current: Tensor, stored: Tensor, whole: Tensor, files: Mapping[str, Any]) -> str:
+        """What a live parameter holds instead of ``stored``, its rank's share of ``whole``; empty if it is unknown."""
+        if not bool(current.any()):
+            return "zeros"
+        if current.dim() > 1 and current.shape[0] == current.shape[1] and torch.equal(current, stored.T):
+            return "its transpose"
+        for rank in range(self._structure.tp):
+            if rank != self._tp_rank and _same(current, self._share(one, whole, current, rank)[1]):
+                return f"the share of rank {rank}"
+        near = [
+            other
+            for other in self._parameters
+            if other is not one and other.tensor in files and other.split != "vocab"
+            and (other.layer == one.layer or other.kind == one.kind)
+        ]  # fmt: skip
+        for other in sorted(near, key=lambda other: other.layer != one.layer):
+            if files[other.tensor].get_slice(other.tensor).get_shape() != list(whole.shape):
+                continue
+            if _same(current, self._share(other, files[other.tensor].get_tensor(other.tensor), current)[1]):
+                return other.tensor
+        if current.numel() <= _SORTED and torch.equal(_sorted_rows(current), _sorted_rows(stored)):
+            return "its own rows in another order"
+        return ""
+
+    def _share(self, one: Parameter, stored: Tensor, live: Tensor, of_rank: int | None = None) -> tuple[int, Tensor]:
+        """``(first row, share)`` of the checkpoint's tensor that this rank, or another one, should hold."""
+        tp, rank = self._structure.tp, self._tp_rank if of_rank is None else of_rank
         _, share = rows_of(one, self._structure, rank)
         if share is not None:
             return share.start, stored[share.start : share.start + share.count]
@@ -154,6 +186,22 @@ class LiveWeights:
             start = rank * live.shape[0]
             return start, stored[start : start + live.shape[0]]
         return 0, stored
+
+
+def _same(live: Tensor, stored: Tensor) -> bool:
+    """Whether a live tensor is what a file's becomes on loading; the first row decides nearly always."""
+    if live.shape != stored.shape or not torch.equal(live[:1], stored[:1].to(live.dtype)):
+        return False
+    return torch.equal(live, stored.to(live.dtype))
+
+
+def _sorted_rows(tensor: Tensor) -> Tensor:
+    """Rows in one order, whatever theirs was; elements of a vector."""
+    rows = tensor.reshape(tensor.shape[0], -1).float()
+    order = torch.arange(len(rows))
+    for column in (1, 0) if rows.shape[1] > 1 else (0,):  # by the first two columns, which tell rows apart
+        order = order[rows[order, column].argsort(stable=True)]
+    return rows[order]
 
 
 def _index(model_path: Path, stack: ExitStack) -> dict[str, Any]:

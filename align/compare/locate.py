@@ -119,7 +119,7 @@ def _weight_finding(side: str, kind: str, group: Sequence[Mapping[str, Any]], kn
     if f"{checkpoint}_partial" in known:
         checkpoint = f"{checkpoint}_partial"  # the product with this rank's part, before the reduce
     rows = sorted({row for record in same for row in record["rows"]})
-    live = first.get("live") or ""
+    live, holds = first.get("live") or "", first.get("holds") or ""
     place = f" ({live})" if live and live != first["parameter"] else ""
     return Finding(
         "B",
@@ -130,12 +130,14 @@ def _weight_finding(side: str, kind: str, group: Sequence[Mapping[str, Any]], kn
         ranks=tuple(sorted({record["rank"] for record in same})),
         evidence={
             "what": f"{first['parameter']}{place} differs from the checkpoint in "
-            f"{first['rows_total']} rows: {', '.join(map(str, rows[:4]))}{' …' if len(rows) > 4 else ''}",
+            f"{first['rows_total']} rows: {', '.join(map(str, rows[:4]))}{' …' if len(rows) > 4 else ''}"
+            + (f"; it holds {holds}" if holds else ""),
             "parameter": first["parameter"],
             "live": live,
             "rows": rows,
             "rows_total": first["rows_total"],
             "max_abs": max(record["max_abs"] for record in same),
+            "holds": holds,
             **_listed(others),
         },
         next=f"see how the {side} loads {first['parameter']}",

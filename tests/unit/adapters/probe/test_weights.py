@@ -334,3 +334,35 @@ def test_audits_of_all_ranks_are_read_back(tmp_path: Path) -> None:
     assert [record["rank"] for record in found] == [0, 1]
     assert (found[0]["rows"], found[0]["rows_total"], found[0]["max_abs"]) == ([1, 2], 9, float("inf"))
     assert not list(tmp_path.glob("*.tmp"))
+
+
+QN, KN = (f"model.layers.1.self_attn.{part}_norm.weight" for part in "qk")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "change", "holds"),
+    [
+        (QN, lambda stored: stored[KN], KN),
+        (GATE, lambda stored: stored[UP], UP),
+        (V, lambda stored: stored[K], K),
+        (DOWN, lambda stored: stored[DOWN.replace("1", "0")], DOWN.replace("1", "0")),
+        (DOWN, lambda stored: stored[DOWN][[1, 0, 2, 5, 4, 3]], "its own rows in another order"),
+        (UP, lambda stored: torch.zeros_like(stored[UP]), "zeros"),
+        (UP, lambda stored: stored[UP] * 1.02, ""),
+        (Q, lambda stored: stored[Q.replace("1", "0")] + 1, ""),
+    ],
+)
+def test_what_a_wrong_parameter_holds_is_said(
+    tmp_path: Path, tensor: str, change: Callable[[dict[str, Tensor]], Tensor], holds: str
+) -> None:
+    stored = checkpoint()
+    records = audit(tmp_path, stored, live({**stored, tensor: change(stored)}))
+    assert statuses(records)[DIFFERS] == {tensor}
+    assert records[tensor].holds == holds
+
+
+def test_the_share_of_another_rank_is_said_to_be_one(tmp_path: Path) -> None:
+    records = audit(tmp_path, checkpoint(), live(checkpoint(), 2, 1, 12), replace(WHOLE, tp=2), rank=0)
+    split = [name for name, one in records.items() if one.status == DIFFERS and "embed" not in name and name != HEAD]
+    assert split
+    assert {records[name].holds for name in split} == {"the share of rank 1"}
