@@ -39,7 +39,7 @@ def test_other_weights_and_prompts(seed: int, side: str, tmp_path: Path) -> None
     prompts = tmp_path / "prompts.jsonl"
     lines = [{"token_ids": list(ids)} for ids in qwen3.default_prompts(1000 + seed)]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    given = ("--model", str(model), "--prompts", str(prompts), "--max-new-tokens", "6")
+    given = ("--model", str(model), "--prompts", str(prompts), "--max-new-tokens", "4")
     silent(tmp_path / "out", *given, *NATIVE[side])
 
 
