@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
+from adapters.base import Request, RowSpan
+from adapters.probe.lean import RowChoice
 from align.case.schema import Case
 from align.checkpoints.table import Structure
 from align.errors import EXIT_ALIGNED
@@ -14,7 +17,7 @@ from align.models.info import ModelInfo
 from align.oracle.cost import Cost, capture_cost, cost_table, estimate, measured_rates
 from align.run.flow import Wishes
 from align.run.recording import default_values, rows_of
-from align.walk.planner import values_for
+from align.walk.planner import least_values_for, shortest_telling, values_for
 
 
 def costs_of(case: Case, info: ModelInfo, structure: Structure, wishes: Wishes) -> list[Cost]:
@@ -23,10 +26,12 @@ def costs_of(case: Case, info: ModelInfo, structure: Structure, wishes: Wishes) 
     rows = rows_of(requests)
     steps = max(request.max_new_tokens for request in requests)
     prefill = sum(len(request.token_ids) for request in requests)
-    shown = max(requests, key=lambda request: len(request.token_ids))
-    values = wishes.values or default_values(structure, requests, wishes.budget)
+    length = {request.name: len(request.token_ids) + request.max_new_tokens for request in requests}
+    name = shortest_telling(tuple(length), length) if wishes.lean else max(length, key=length.__getitem__)
+    shown = next(request for request in requests if request.name == name)
+    values = wishes.values or (() if wishes.lean else default_values(structure, requests, wishes.budget))
     accused = f"layers.{structure.layers // 2}.mlp.down"
-    closer, _ = values_for(accused, structure)
+    closer = least_values_for(accused, structure) if wishes.lean else values_for(accused, structure)[0]
     own = len(shown.token_ids) + shown.max_new_tokens
     rates = measured_rates()
     common: dict[str, Any] = {"rates": rates}
@@ -34,11 +39,28 @@ def costs_of(case: Case, info: ModelInfo, structure: Structure, wishes: Wishes) 
     own_steps: dict[str, Any] = {"steps": steps, "largest_step": len(shown.token_ids)}
     return [
         capture_cost(
-            structure, case.dtype, rows, steps, requests=len(requests), values=values, largest_step=prefill, **common
+            structure,
+            case.dtype,
+            rows,
+            steps,
+            requests=len(requests),
+            values=values,
+            largest_step=prefill,
+            digested=_digested(requests) if wishes.lean else None,
+            **common,
         ),
         replace(
-            capture_cost(structure, case.dtype, own, values=closer, **own_steps, **common),
-            what="capture, the longest request alone with a layer's values",
+            capture_cost(
+                structure,
+                case.dtype,
+                own,
+                values=closer,
+                digested=_digested([shown]) if wishes.lean else None,
+                **own_steps,
+                **common,
+            ),
+            what=f"capture, {'one' if wishes.lean else 'the longest'} request alone with "
+            f"{'an operator' if wishes.lean else 'a layer'}'s values",
         ),
         replace(
             estimate(structure, case.dtype, own, steps, span=own, names=layer, **common),
@@ -46,6 +68,17 @@ def costs_of(case: Case, info: ModelInfo, structure: Structure, wishes: Wishes) 
         ),
         estimate(structure, case.dtype, rows, steps, requests=len(requests), span=own, **common),
     ]
+
+
+def _digested(requests: Sequence[Request]) -> int:
+    """Rows whose digests a lean recording keeps."""
+    choice, count = RowChoice(), 0
+    for request in requests:
+        length = len(request.token_ids)
+        spans = [RowSpan(request.name, 0, length)]
+        spans += [RowSpan(request.name, length + step, 1) for step in range(request.max_new_tokens - 1)]
+        count += sum(len(choice.choose([span])) for span in spans)
+    return count
 
 
 def show(console: Console, case: Case, info: ModelInfo, structure: Structure | None, wishes: Wishes) -> int:

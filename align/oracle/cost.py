@@ -30,8 +30,12 @@ _ELEMENT_WORK = 60
 _ATTENTION_PRODUCTS = 4
 #: Float32 numbers that are always kept of a row: 8 projections and a sum of squares, and 3 sums of the residual.
 _KEPT_PER_ROW = 12
+#: Of those, a digest's.
+_KEPT_PER_DIGEST = 9
 #: Float32 numbers that are kept of a step: its worst element.
 _KEPT_PER_STEP = 4
+#: Of a phase, in a lean recording: 8 channels and 5 rows with what names them; there are two phases.
+_KEPT_PER_PHASE, _PHASES = 8 * 4 + 5 * 5, 2
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,7 @@ def capture_cost(
     values: Sequence[str] = ("*",),
     largest_step: int | None = None,
     sample_rows: int = 64,
+    digested: int | None = None,
     rates: Rates | None = None,
 ) -> Cost:
     """What a capture leaves and takes inside the worker: digests and residuals of everything, ``values`` of some.
@@ -182,6 +187,7 @@ def capture_cost(
         largest_step: rows of the largest step, all by default; its tensors are held until it ends.
         sample_rows: rows of a step whose operators are recomputed at most. They are computed in float32, which is at
             least as fast as the float64 of the rates.
+        digested: of a lean recording: rows whose digests are kept.
 
     Raises:
         ValueError: an unknown dtype, or a checkpoint whose shape the structure does not tell.
@@ -201,7 +207,12 @@ def capture_cost(
             written += count * width * each
         if name.kind.integer:
             continue
-        written += 4 * (count * _KEPT_PER_ROW + steps * _KEPT_PER_STEP)
+        if digested is None:
+            written += 4 * (count * _KEPT_PER_ROW + steps * _KEPT_PER_STEP)
+        else:
+            heads = structure.size(name.kind.axes[1]) if len(name.kind.axes) > 2 else 1
+            phase = _KEPT_PER_PHASE + 3 * heads
+            written += 4 * (digested * _KEPT_PER_DIGEST + steps * _KEPT_PER_STEP + _PHASES * phase)
         work += count * width * 8
         if structure.operator(name.kind) == "linear":
             inner = sum(_width(structure, one) for one in structure.inputs(name))

@@ -74,7 +74,7 @@ def first_look_closer(
         shown = shown_by(findings, tensors, tokens, requests)
         headline = headline_of(findings, name)
         if lean is not None and headline is not None and headline.kind in _EVERYWHERE:
-            shown = _shortest(requests, lean)
+            shown = shortest_telling(requests, lean)
         return Look("alone", (shown,), name, values, verified)
     if all(any(fnmatchcase(pattern, have) for have in kept) for pattern in values):
         return None
@@ -137,7 +137,7 @@ def shown_by(
     return requests[0]
 
 
-def _shortest(requests: Sequence[str], rows: Mapping[str, int]) -> str:
+def shortest_telling(requests: Sequence[str], rows: Mapping[str, int]) -> str:
     """The shortest request with enough rows for a fit; if none has, the longest."""
     enough = [name for name in requests if rows[name] >= ENOUGH_ROWS]
     return min(enough, key=rows.__getitem__) if enough else max(requests, key=rows.__getitem__)

@@ -103,6 +103,16 @@ def test_a_capture_by_hand() -> None:
     assert capture_cost(STRUCTURE, "bfloat16", rows, steps, largest_step=256).memory < every.memory
 
 
+def test_a_lean_capture_by_hand() -> None:
+    lean = capture_cost(STRUCTURE, "bfloat16", 512, 16, requests=4, values=(), digested=20)
+    floats = 17 * 32 + 4
+    heads = 32 * (
+        3 * 32 + 5 * 8
+    )  # query before and after rope and the output; key before and after rope, value, cached
+    plain = floats - 8 * 32
+    assert lean.record_bytes == 4 * (floats * (20 * 9 + 16 * 4 + 2 * (8 * 4 + 5 * 5)) + 2 * 3 * (heads + plain))
+
+
 def test_the_table_is_text() -> None:
     costs = [estimate(STRUCTURE, "bfloat16", 512, 16, requests=4), capture_cost(STRUCTURE, "bfloat16", 512, 16)]
     lines = cost_table(costs).splitlines()
