@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from align.sentences import Said, text_of
+
 #: What is broken. A, B and C are the paths of seed 003: KV-cache indices, operator precision, communication.
 Path = Literal["A", "B", "C", "FA", "QUANT", "INPUT", "ENV", "UNLOCATED"]
 PATHS: dict[str, str] = {
@@ -18,6 +20,13 @@ PATHS: dict[str, str] = {
     "ENV": "environment",
     "UNLOCATED": "not located",
 }
+#: Kinds whose request and position are the one worst place, and not all that show it.
+WORST_ALONE = ("operator", "collective", "unexplained", "nonfinite")
+
+
+def told(sentence: Said) -> dict[str, Any]:
+    """Of an evidence, what it rests on in words: ``what`` in English, and ``sentence`` as data for other languages."""
+    return {"what": text_of(sentence), "sentence": sentence}
 
 
 @dataclass(frozen=True)
@@ -32,8 +41,8 @@ class Finding:
         layer: of the checkpoint.
         phase: ``prefill``, ``decode``, ``mixed``; ``None`` for both or unknown.
         step: number of the engine step on that side; ``None`` if unknown or many.
-        requests: names of the requests that show it; empty for all or unknown.
-        positions: token positions that show it, worst first; empty for all or unknown.
+        requests: names of the requests that show it, of :data:`WORST_ALONE` the worst one; empty for all or unknown.
+        positions: token positions that show it, of :data:`WORST_ALONE` the worst one; empty for all or unknown.
         ranks: ranks that show it; empty for all or unknown.
         evidence: numbers and names, JSON-able.
         next: what to do next, one sentence.
@@ -65,10 +74,12 @@ class Finding:
             words.append(f"at {self.checkpoint}")
         if self.phase is not None:
             words.append(f"in {self.phase}")
-        if self.requests:
-            words.append(f"for {', '.join(self.requests)}")
-        if self.positions:
-            words.append(f"at position {', '.join(map(str, self.positions[:3]))}")
+        if self.kind in WORST_ALONE and self.requests and self.positions:
+            words[-1] += ","
+            words.append(f"worst for {self.requests[0]} at position {self.positions[0]}")
+        else:
+            words += [f"for {', '.join(self.requests)}"] if self.requests else []
+            words += [f"at position {', '.join(map(str, self.positions[:3]))}"] if self.positions else []
         what = self.evidence.get("what")
         return " ".join(words) + (f": {what}" if what else "") + "."
 

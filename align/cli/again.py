@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from align.cli.commands import Allow, Budget, Capture, Debug, Json, Quiet, ResultJson, Verbose
 from align.cli.errors import guarded
+from align.cli.flags import Allow, Budget, Capture, Debug, Json, Quiet, ResultJson, Verbose
 
 Followed = Annotated[
     Path | None, typer.Argument(metavar="[RUN]", help="Directory of a run. Default: the newest with tokens.")

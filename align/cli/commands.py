@@ -8,55 +8,28 @@ from typing import Annotated
 import typer
 
 from align.cli.errors import guarded
+from align.cli.flags import (
+    Allow,
+    Budget,
+    Capture,
+    Debug,
+    Device,
+    EngineName,
+    Floor,
+    Json,
+    Lang,
+    LaunchTimeout,
+    Lean,
+    MinCoverage,
+    Only,
+    Policy,
+    Quiet,
+    ResultJson,
+    StepTimeout,
+    Verbose,
+)
 
-Device = Annotated[str, typer.Option(help="simnpu (simulated, runs anywhere) or ascend.")]
-Allow = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME", help="Go on although this condition is false or unreadable; the verdict says so."),
-]
-Capture = Annotated[
-    list[str] | None,
-    typer.Option(metavar="PATTERN", help="Checkpoints whose values are kept, as in 'layers.0.*'. Default: by budget."),
-]
-Budget = Annotated[int | None, typer.Option(metavar="MB", help="Values kept per side at most. Default: 512.")]
-Policy = Annotated[str, typer.Option(help="derived (from dtype and depth) or seed (the seeds' thresholds alone).")]
-Lean = Annotated[
-    bool,
-    typer.Option(
-        "--lean",
-        help="Record as little as still names a fault: the worst of each operator's own error and digests of a few "
-        "rows; then values of the accused operator alone, of one request. About 2 % of what all values take.",
-    ),
-]
-Floor = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME|FILE|auto|none",
-        help="Calibrated floor that narrows the derived policy (align calibrate). auto: one of the same dtype, device "
-        "and architecture, if there is one.",
-    ),
-]
-MinCoverage = Annotated[
-    float,
-    typer.Option(metavar="PERCENT", help="Checkpoints that must be compared before anything is called aligned."),
-]
-LaunchTimeout = Annotated[float, typer.Option(help="Seconds an engine may take to start.")]
-StepTimeout = Annotated[float, typer.Option(help="Seconds an engine may take for one step.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Everything: prompts, ids, conditions.")]
 _KNOWN = "What is known already (result.json and report.md keep it)"
-Lang = Annotated[str, typer.Option(help="Language of report.md: en or zh.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print JSON on standard output, and everything else on standard error.")
-]
-ResultJson = Annotated[
-    bool, typer.Option("--json", help="Print result.json on standard output, and everything else on standard error.")
-]
-Only = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="Run only this request of the case; may be given again.")
-]
-EngineName = Annotated[str, typer.Argument(metavar="ENGINE", help="lmdeploy or vllm.")]
 
 
 def run_command(
@@ -341,11 +314,13 @@ def export_command(
 def report_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, or a result.json.")],
     lang: Lang = "en",
-    out: Annotated[str | None, typer.Option(metavar="FILE", help="Default: RUN/report.md; - prints it.")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Default: report.md, or report.zh.md, in RUN; - prints it.")
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write the report of a run once more, in either language.
+    """Write the report of a run once more: report.md in English, report.zh.md in Chinese.
 
     Example: `align report RUN --lang zh`
     """
@@ -379,7 +354,10 @@ def taps_command(engine: EngineName, json: Json = False, debug: Debug = False) -
 def explain_command(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KIND|ID|PATH|WORD]", help="A finding's kind, a seed's row, a path, or any words."),
+        typer.Argument(
+            metavar="[KIND|ID|PATH|WORD]",
+            help="A finding's kind, a row of the alignment guide (its parts are called seeds), a path, or any words.",
+        ),
     ] = None,
     lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
     json: Json = False,

@@ -16,8 +16,8 @@ from align.findings import PATHS
 from align.knowledge import LANGUAGES, PATHS_ZH, Entry, Knowledge, Language, knowledge
 
 _LABELS: dict[Language, tuple[str, ...]] = {
-    "en": ("path", "symptom", "causes", "check", "treatment", "note", "read", "see", "source"),
-    "zh": ("路径", "症状", "可能原因", "检查", "处理", "说明", "阅读", "另见", "来源"),
+    "en": ("path", "symptom", "causes", "check", "treatment", "note", "read", "see", "guide"),
+    "zh": ("路径", "症状", "可能原因", "检查", "处理", "说明", "阅读", "另见", "指南"),
 }
 #: Labels whose lines begin with a name or a command and need no bullet.
 _NAMES = {name for labels in _LABELS.values() for name in labels[6:8]} | {"next", "下一步"}

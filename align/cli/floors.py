@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from align.cli.commands import Budget, Debug, Device, Json, LaunchTimeout, Quiet, StepTimeout, Verbose
 from align.cli.errors import guarded
+from align.cli.flags import Budget, Debug, Device, Json, LaunchTimeout, Quiet, StepTimeout, Verbose
 
 
 def golden_command(

@@ -22,7 +22,17 @@ from align.run.plan import SideExtras
 from align.run.record import run_record, tokens_record
 from align.run.report import Report
 
-RUN, TOKENS, RESULT, REPORT = "run.json", "tokens.json", "result.json", "report.md"
+RUN, TOKENS, RESULT = "run.json", "tokens.json", "result.json"
+
+
+def report_name(lang: str) -> str:
+    """``report.md`` is English whatever was asked for; another language has a file of its own beside it."""
+    return "report.md" if lang == "en" else f"report.{lang}.md"
+
+
+def report_names(lang: str) -> tuple[str, ...]:
+    """All that a run with ``--lang`` leaves."""
+    return tuple(dict.fromkeys((report_name("en"), report_name(lang))))
 
 
 @dataclass
@@ -32,7 +42,7 @@ class Known:
     Attributes:
         device: as asked for.
         answers: the user's.
-        lang: of the report.
+        lang: of the report, beside the English one.
         tensors: whether tensors were to be compared.
         to_stdout: print the result there; nothing else is printed there then.
         argv: the command as it was typed.
@@ -78,7 +88,8 @@ class Known:
         if self.case is not None and self.info is not None and self.outcome is not None:
             self.keep_tokens()
             directory.write_json(RUN, run_record(self.case, self.info, self.outcome, self.report, list(self.argv)))
-        directory.write(REPORT, render(result, self.lang))
+        for lang in dict.fromkeys(("en", self.lang)):
+            directory.write(report_name(lang), render(result, lang))
         directory.write(RESULT, text_of(result))
 
     def keep_tokens(self) -> None:

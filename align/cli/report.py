@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from align.cli.leave import REPORT, RESULT
+from align.cli.leave import RESULT, report_name
 from align.cli.output import print_json
 from align.errors import EXIT_ALIGNED, UserError
 from align.report.document import language, render
@@ -34,7 +34,7 @@ def execute(run: Path, lang: str, out: str | None, json: bool = False) -> int:
         else:
             sys.stdout.write(text)
         return EXIT_ALIGNED
-    target = file.with_name(REPORT) if out is None else Path(out)
+    target = file.with_name(report_name(lang)) if out is None else Path(out)
     temporary = target.with_name(f"{target.name}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")

@@ -14,7 +14,7 @@ from adapters.base import SIDES
 from align.case.schema import load_case
 from align.cli import run
 from align.cli.errors import note_next
-from align.cli.leave import RESULT, TOKENS, Known
+from align.cli.leave import RESULT, TOKENS, Known, report_names
 from align.cli.options import extras_of, policy_name
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
 from align.models.resolve import resolve_model
@@ -139,7 +139,9 @@ def _finish(settings: run.RunSettings, judged: Judged, console: Console) -> int:
         terminal.show_comparison(
             console, compared.engines, judged.report, compared.simulated, compared.generated, settings.verbose
         )
-        console.print(f"run directory: {directory.path} (report.md, result.json)", markup=False)
+        console.print(
+            f"run directory: {directory.path} ({', '.join((*report_names(known.lang), RESULT))})", markup=False
+        )
     return _exit_code(judged.report.verdict)
 
 

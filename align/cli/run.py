@@ -19,7 +19,7 @@ from align.case.prompts import EncodedPrompt
 from align.case.schema import Batch, Decoding, Numerics, explain
 from align.cli.errors import note_next
 from align.cli.interview import answers_of, ask_on_terminal, interview, is_terminal
-from align.cli.leave import Known
+from align.cli.leave import Known, report_names
 from align.cli.options import (
     budget_bytes,
     case_in,
@@ -236,7 +236,9 @@ def _run(settings: RunSettings, known: Known) -> Report:
         simulated = " (simulated)" if settings.device == SIMULATED else ""
         print(f"{report.verdict}{simulated}: {terminal.sentence(case.candidate, case.reference, report)}")
     else:
-        terminal.show_summary(console, case, info, session.outcome, report, directory.path, settings.verbose)
+        terminal.show_summary(
+            console, case, info, session.outcome, report, directory.path, settings.verbose, report_names(known.lang)
+        )
     return report
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any, Literal
 
 import torch
@@ -45,6 +46,11 @@ class Added:
     verdict: Literal["within", "beyond", "not observable"]
     why: str
     parts: tuple[AddedPart, ...] = ()
+
+    @property
+    def beyond(self) -> tuple[AddedPart, ...]:
+        """The parts that are."""
+        return tuple(part for part in self.parts if part.residual.verdict == "beyond")
 
     @property
     def worst(self) -> AddedPart | None:
@@ -157,6 +163,11 @@ def _judge_phase(
             row_names=names[name] if known else (),
             largest_name=all_rows[row] if 0 <= row < len(all_rows) else None,
             worst=None if lean is None else lean[0],
+            step_maxima=[
+                (inf if one[3] > 0 else float(one[0]), named[int(one[1])])
+                for one, named in zip(largest[name], maxima_rows[name], strict=True)
+                if 0 <= int(one[1]) < len(named)
+            ],
         )
     return found
 

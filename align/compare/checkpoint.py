@@ -17,6 +17,7 @@ from align.compare.metrics import Metrics, identical, join, measure_block
 from align.compare.pairing import Pairing
 from align.compare.policy import Judged, TensorPolicy
 from align.compare.rows import CANDIDATE, REFERENCE, PairedRow, Place, Recorded, RowKey, real_steps
+from align.sentences import Said, said, text_of
 
 Verdict = Literal["equal", "within", "beyond", "not observable", "not comparable"]
 SLOTS = "attn.kv_start_indices"
@@ -44,6 +45,7 @@ class CheckpointComparison:
         note: shapes that were reconciled and the like.
         alike_row: the worst row with equal inputs whose result differs by more than the operator's roundings.
         nonfinite_row: the first row in which both sides are not finite in the same elements.
+        said: of ``beyond``: ``why``, as data.
     """
 
     name: str
@@ -64,6 +66,7 @@ class CheckpointComparison:
     note: str = ""
     alike_row: RowKey | None = None
     nonfinite_row: RowKey | None = None
+    said: Said | None = None
 
     @property
     def compared(self) -> bool:
@@ -179,18 +182,20 @@ def _judge_alike(
     if found is None:
         return compared
     row = rows[found.index]
-    more = f", as in {found.rows_total - 1} more of {found.rows_alike} such rows" if found.rows_total > 1 else ""
-    why = (
-        f"{place(row)} has equal inputs and differs by relative L2 {found.rel_l2:.3g}; "
-        f"rounding reaches {found.limit:.3g}{more}"
-    )
-    why = f"{why}; {compared.why}" if compared.verdict == "beyond" else why
-    return replace(compared, verdict="beyond", why=why, worst=row, alike_row=row.key)
+    more: Said | str = ""
+    if found.rows_total > 1:
+        more = said("carried.alike_more", others=found.rows_total - 1, rows=found.rows_alike)
+    told = said("carried.alike", place=place(row), value=found.rel_l2, limit=found.limit, more=more)
+    if compared.verdict == "beyond" and compared.said is not None:
+        told = said("list.semicolon", parts=[told, compared.said])
+    return replace(compared, verdict="beyond", why=text_of(told), said=told, worst=row, alike_row=row.key)
 
 
-def place(row: PairedRow) -> str:
+def place(row: PairedRow) -> Said:
     """``r2 position 9``; of rows that are not named ``step 0 row 9``."""
-    return f"{row.key.request} {'position' if row.phase else 'row'} {row.key.position}"
+    if not row.phase:
+        return said("carried.step_row", step=row.key.request, row=row.key.position)
+    return said("place.row", request=row.key.request, position=row.key.position)
 
 
 def _at(side: Gathered, rows: list[int]) -> torch.Tensor:
@@ -237,16 +242,18 @@ def _judge(
         policy = policy.without_floor()  # floors are of values: eight projections add noise of their own
         metrics = estimate(a, b)
         if policy.name == "seed":
-            why = "the seeds' thresholds need values, and only digests were recorded"
-            return CheckpointComparison(name, "not observable", why, metrics=metrics, rows=len(rows), estimated=True)
+            lacking = "the seeds' thresholds need values, and only digests were recorded"
+            return CheckpointComparison(
+                name, "not observable", lacking, metrics=metrics, rows=len(rows), estimated=True
+            )
     elif same_bits(a, b):
         metrics = identical(a)
     else:
         metrics, phases = _measure(a, b, rows)
 
-    def judge(found: Metrics, count: int) -> tuple[Judged, str]:
+    def judge(found: Metrics, count: int) -> tuple[Judged, Said]:
         token = found.worst_token
-        return policy.judge(name, found, count, "" if token is None or found.equal else place(rows[token.index]))
+        return policy.judge(name, found, count, None if token is None or found.equal else place(rows[token.index]))
 
     verdict, why = judge(metrics, len(rows))
     if verdict != "beyond" and policy.name == "derived":
@@ -254,19 +261,19 @@ def _judge(
             count = sum(row.phase == phase for row in rows)
             judged, reason = judge(part, count)
             if judged == "beyond":
-                verdict, why = judged, f"in {phase}: {reason}"
+                verdict, why = judged, said("carried.in_phase", phase=phase, why=reason)
                 break
     if estimated:
-        why += " (estimated from digests)"
+        why = said("carried.estimated", why=why)
     nonfinite = None
     if metrics.nonfinite and verdict != "beyond":
         nonfinite = rows[_first_nonfinite(a)].key
-        why += f"; {metrics.nonfinite} elements are not finite, on both sides alike"
+        why = said("carried.nonfinite", why=why, count=metrics.nonfinite)
     worst = metrics.rows[0] if metrics.rows else metrics.worst_token.index if metrics.worst_token else None
     return CheckpointComparison(
         name,
         verdict,
-        why,
+        text_of(why),
         metrics=metrics,
         phases=phases,
         rows=len(rows),
@@ -274,6 +281,7 @@ def _judge(
         estimated=estimated,
         seed=policy.seed_passes(metrics),
         nonfinite_row=nonfinite,
+        said=why if verdict == "beyond" else None,
     )
 
 

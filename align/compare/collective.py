@@ -15,8 +15,10 @@ import torch
 from align.checkpoints.recompute import tiny
 from align.checkpoints.table import Name, Structure
 from align.compare.bits import same_bits
-from align.compare.residual import ResidualPolicy, ResidualVerdict, place
+from align.compare.reasons import place_said
+from align.compare.residual import ResidualPolicy, ResidualVerdict
 from align.compare.rows import Recorded
+from align.sentences import said, text_of
 from align.trace.format import StepEntry
 
 OPERATOR = "all_reduce"
@@ -120,26 +122,28 @@ def _step(
         row, channel = divmod(index, width)
         row_name = rows[row] if row < len(rows) == len(value) else None
         largest, non_finite = float(ratio.max()) if flat.numel() else 0.0, int(bad.sum())
-        at = f" ({place(row_name)}, channel {channel})"
-        words = []
+        at = said("place.at", place=place_said(row_name), channel=channel)
+        reasons = []
         if non_finite:
-            words.append(f"{non_finite} of its elements are not finite although the sum of the ranks' parts is{at}")
+            reasons.append(said("reduce.not_finite", count=non_finite, at=at))
         elif not largest <= allowed:
-            words.append(
-                f"the result of rank {rank} is not the sum of the ranks' parts: an element is "
-                f"{_of(wide, row, channel)} and the sum {_of(total, row, channel)}, {largest:.3g} roundings of its "
-                f"magnitude apart, {allowed:.3g} are possible{at}"
-            )
+            numbers = {
+                "value": _of(wide, row, channel),
+                "total": _of(total, row, channel),
+                "ratio": largest,
+                "allowed": allowed,
+            }
+            reasons.append(said("reduce.sum", rank=rank, **numbers, at=at))
         if rank != first and not same_bits(value, values[first]):
             differing = (value != values[first]).flatten(1).any(1).nonzero()[:1, 0].tolist() if value.dim() > 1 else []
             named = rows[differing[0]] if differing and len(rows) == len(value) else None
-            row_name = row_name if words else named
-            words.append(f"ranks {first} and {rank} hold different results ({place(named)})")
+            row_name = row_name if reasons else named
+            reasons.append(said("reduce.unequal", first=first, rank=rank, place=place_said(named)))
         found[rank] = ResidualVerdict(
             name,
             OPERATOR,
-            "beyond" if words else "within",
-            "; ".join(words),
+            "beyond" if reasons else "within",
+            "; ".join(map(text_of, reasons)),
             rows=len(value),
             ratio=largest,
             allowed=allowed,
@@ -147,6 +151,8 @@ def _step(
             channel=channel,
             row_name=row_name,
             non_finite=non_finite,
+            reasons=tuple(reasons),
+            requests=() if row_name is None or not reasons else (row_name[0],),
         )
     return found
 

@@ -19,7 +19,8 @@ from align.compare.calls import calls_of
 from align.compare.checkpoint import CheckpointComparison
 from align.compare.rows import Recorded
 from align.compare.tensors import TensorComparison
-from align.findings import Finding
+from align.findings import Finding, told
+from align.sentences import Said, said, text_of
 from align.trace.calls import CallRecords, FloatOperator, HostMove
 
 KIND = "host fallback"
@@ -50,10 +51,10 @@ def host_fallbacks(
             finding = _finding(side, group, ranks, comparison, moves)
             (affected if finding.evidence["affected"] else others).append(finding)
         information += [_told(side, group) for group in _grouped([one for _, one in moves[side] if not _counts(one)])]
-        found, told = _warned(side, trace.manifest.get(WARNINGS) or (), records[side], comparison)
+        found, notes = _warned(side, trace.manifest.get(WARNINGS) or (), records[side], comparison)
         for finding in found:
             (affected if finding.evidence["affected"] else others).append(finding)
-        information += told
+        information += notes
     return affected, others, information
 
 
@@ -92,13 +93,18 @@ def _kind(checkpoint: str | None) -> str | None:
     return None if checkpoint is None else parse(checkpoint).kind.name
 
 
+def _unique(found: Sequence[Any]) -> list[Any]:
+    return [one for index, one in enumerate(found) if one not in found[:index]]
+
+
 def _names(found: Sequence[str]) -> str:
-    shown = list(dict.fromkeys(found))
+    shown = _unique(found)
     return ", ".join(shown[:_LISTED]) + (f", … ({len(shown)})" if len(shown) > _LISTED else "")
 
 
-def _made(group: Sequence[HostMove]) -> str:
-    return _names([f"{one.made_by} at {one.made_at[0] if one.made_at else 'an unknown place'}" for one in group])
+def _made(group: Sequence[HostMove]) -> list[Said]:
+    places = [(one.made_by, one.made_at[0] if one.made_at else said("host.unknown_place")) for one in group]
+    return [said("host.made", operator=operator, place=place) for operator, place in _unique(places)[:_LISTED]]
 
 
 def _moved(group: Sequence[HostMove]) -> str:
@@ -121,8 +127,10 @@ def _finding(
     both = other is not None and _kind(checkpoint) in {
         _kind(checkpoint_of(one)) for _, one in moves[other] if _counts(one)
     }
-    measured = _measured(side, other, checkpoint, comparison, both)
-    where = f"it is {', '.join(feeds)} of {checkpoint}" if feeds and checkpoint else _near(group, checkpoint)
+    measured, numbers = _measured(side, other, checkpoint, comparison, both)
+    where = (
+        said("host.feeds", arguments=feeds, checkpoint=checkpoint) if feeds and checkpoint else _near(group, checkpoint)
+    )
     count = sum(one.count for one in group)
     first = group[0]
     return Finding(
@@ -134,8 +142,19 @@ def _finding(
         phase=next(iter(phases)) if len(phases) == 1 else None,
         ranks=ranks,
         evidence={
-            "what": f"floats are computed on the host ({_made(group)}) and moved to the device at {_moved(group)}, "
-            f"{count} times in {len(steps)} of the steps that were watched; {where}; {measured['said']}",
+            **measured,
+            **_numbered(numbers),
+            **told(
+                said(
+                    "host.moved",
+                    made=_made(group),
+                    moved=_moved(group),
+                    count=count,
+                    steps=len(steps),
+                    where=where,
+                    measured=numbers,
+                )
+            ),
             "made": list(dict.fromkeys(one.made_by for one in group)),
             "made_at": list(dict.fromkeys(at for one in group for at in one.made_at[:1])),
             "moved_at": list(dict.fromkeys(at for one in group for at in one.moved_at[:1])),
@@ -147,17 +166,16 @@ def _finding(
             "seen_in": sorted(phases),
             "arguments": feeds,
             "after": first.after,
-            **measured,
         },
         next=f"compute it on the device, in the precision of the other side: {_moved(group)}",
     )
 
 
-def _near(group: Sequence[HostMove], checkpoint: str | None) -> str:
+def _near(group: Sequence[HostMove], checkpoint: str | None) -> Said:
     if checkpoint is not None:
-        return f"inside the call of {checkpoint}"
+        return said("host.inside", checkpoint=checkpoint)
     after = group[0].after
-    return "before the first checkpoint" if after is None else f"behind {after}"
+    return said("host.before") if after is None else said("host.behind", checkpoint=after)
 
 
 # ----------------------------------------------------------------------------------------------------------- measured
@@ -165,17 +183,17 @@ def _near(group: Sequence[HostMove], checkpoint: str | None) -> str:
 
 def _measured(
     side: str, other: str | None, checkpoint: str | None, comparison: TensorComparison, both: bool
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Said]:
     """What the numbers say: the operator's own error on both sides, and the sides' difference.
 
     Returns:
-        ``said`` in words; ``affected``; ``residuals`` by side (roundings of an element's magnitude, and relative L2);
-        ``difference`` between the sides.
+        ``affected``; ``residuals`` by side (roundings of an element's magnitude, and relative L2); ``difference``
+        between the sides. And all of it as a sentence.
     """
     found = next((one for one in comparison.checkpoints if one.name == checkpoint), None)
     unknown = {"affected": False, "residuals": {}, "difference": None}
     if found is None:
-        return {**unknown, "said": "nothing that it feeds was compared"}
+        return unknown, said("host.not_compared_at_all")
     residuals = {name: _residual(found, name) for name in found.added}
     difference = _difference(found)
     mine = found.added.get(side)
@@ -186,9 +204,12 @@ def _measured(
     about = {"affected": affected, "residuals": residuals, "difference": difference}
     numbers = _numbers(found, side, other)
     if both:
-        return {**about, "said": f"not measured against a device: the {other} does the same on its host; {numbers}"}
-    against = f"against the {other}, which computes it on its device: " if other is not None else ""
-    return {**about, "said": f"{against}{numbers}"}
+        return about, said("host.both", other=other, numbers=numbers)
+    return about, numbers if other is None else said("host.against", other=other, numbers=numbers)
+
+
+def _numbered(numbers: Said) -> dict[str, Any]:
+    return {"said": text_of(numbers), "numbers": numbers}
 
 
 def _residual(found: CheckpointComparison, side: str) -> dict[str, Any] | None:
@@ -217,23 +238,22 @@ def _difference(found: CheckpointComparison) -> dict[str, Any] | None:
     }
 
 
-def _numbers(found: CheckpointComparison, side: str, other: str | None) -> str:
+def _numbers(found: CheckpointComparison, side: str, other: str | None) -> Said:
     words = []
     difference = _difference(found)
     if difference is None:
-        words.append(f"{found.name} was not compared")
-    elif found.verdict == "equal" or difference["rel_l2"] is None:
-        words.append(
-            f"{found.name} is {found.verdict} on both sides"
-            + (", so that no number shows it" if found.verdict == "equal" else "")
-        )
+        words.append(said("host.not_compared", name=found.name))
+    elif found.verdict == "equal":
+        words.append(said("host.equal", name=found.name))
+    elif difference["rel_l2"] is None:
+        words.append(said("host.same", name=found.name, verdict=found.verdict))
     else:
-        words.append(f"{found.name} differs by {difference['rel_l2']:.3g} relative L2 ({found.verdict})")
+        words.append(said("host.differs", name=found.name, value=difference["rel_l2"], verdict=found.verdict))
     for name in (side, other):
         residual = _residual(found, name) if name is not None and name in found.added else None
         if residual is not None and residual["rel_l2"] is not None:
-            words.append(f"the {name}'s own error there is {residual['rel_l2']:.3g} relative L2")
-    return ", ".join(words)
+            words.append(said("host.own", side=name, value=residual["rel_l2"]))
+    return said("list.comma", parts=words)
 
 
 # -------------------------------------------------------------------------------------------------------- information
@@ -243,7 +263,8 @@ def _told(side: str, group: Sequence[HostMove]) -> str:
     first = group[0]
     if first.computed:
         return (
-            f"the {side} computes a single float on the host in its forward and moves it to the device: {_made(group)}"
+            f"the {side} computes a single float on the host in its forward and moves it to the device: "
+            f"{text_of(said('list.comma', parts=_made(group)))}"
         )
     return (
         f"the {side} moves floats to the device in its forward that were on the host before: {first.dtype} "
@@ -258,18 +279,18 @@ def _warned(
     used: dict[str, FloatOperator] = {}
     for one in () if records is None else records.operators:
         used.setdefault(one.name, one)
-    found, told = [], []
+    found, notes = [], []
     for warning in warnings:
         name = str(warning["operator"])
         seen = used.get(name.partition(".")[0])
         if seen is None:
-            told.append(
+            notes.append(
                 f"torch_npu ran {name} on the host of the {side}, outside the recorded steps or for no floats"
                 + (f" ({warning['place']})" if warning.get("place") else "")
             )
             continue
         checkpoint = next(iter(seen.inside), None)
-        measured = _measured(side, None, checkpoint, comparison, False)
+        measured, numbers = _measured(side, None, checkpoint, comparison, False)
         place = seen.at[0] if seen.at else str(warning.get("place") or "an unknown place")
         found.append(
             Finding(
@@ -279,17 +300,17 @@ def _warned(
                 checkpoint=checkpoint,
                 layer=None if checkpoint is None else parse(checkpoint).layer,
                 evidence={
-                    "what": f"torch_npu has no kernel for {name} and runs it on the host; recorded steps make floats "
-                    f"with it at {place}; {measured['said']}",
+                    **measured,
+                    **_numbered(numbers),
+                    **told(said("host.warned", operator=name, place=place, measured=numbers)),
                     "made": [name],
                     "made_at": [place],
                     "moved_at": [],
                     "stack": list(seen.at),
                     "after": seen.after,
                     "warning": str(warning.get("line", "")),
-                    **measured,
                 },
                 next=f"replace {name} by an operator that the device has: {place}",
             )
         )
-    return found, told
+    return found, notes

@@ -18,7 +18,8 @@ from align.compare.collective import OPERATOR
 from align.compare.histories import InputDifference
 from align.compare.rows import CANDIDATE, REFERENCE, RowKey
 from align.compare.tensors import TensorComparison
-from align.findings import Finding
+from align.findings import Finding, told
+from align.sentences import Said, raw, said
 from align.trace.format import POSITIONS
 
 #: How many names a finding lists in its evidence.
@@ -53,7 +54,7 @@ def locate(
             Finding(
                 "UNLOCATED",
                 "tokens",
-                evidence={"what": "the tokens differ by more than near-ties, and no recorded tensor tells why"},
+                evidence=told(said("finding.tokens")),
                 next="repeat the case with one request at a time, then with fewer tokens",
             )
         )
@@ -80,16 +81,16 @@ def _inputs(comparison: TensorComparison) -> list[Finding]:
 
 def _input_finding(key: str, side: str | None, group: Sequence[InputDifference]) -> Finding:
     first = group[0]
-    what = f"{first.request} position {first.position}: candidate {first.candidate}, reference {first.reference}"
-    if first.expected is not None:
-        what += f", asked for {first.expected}"
+    ids = {"candidate": first.candidate, "reference": first.reference}
+    sentence = "finding.input" if first.expected is None else "finding.input_asked"
+    what = said(sentence, request=first.request, position=first.position, **ids, expected=first.expected)
     return Finding(
         "INPUT",
         key,
         side=side,
         requests=tuple(dict.fromkeys(difference.request for difference in group)),
         positions=tuple(dict.fromkeys(difference.position for difference in group)),
-        evidence={"what": what},
+        evidence=told(what),
         next=f"compare what the {side} was asked for with what its model received"
         if side
         else "give both sides the same token ids",
@@ -109,6 +110,20 @@ def _weights(audit: Mapping[str, Sequence[Mapping[str, Any]]], known: Sequence[s
     return sorted(findings, key=_order)
 
 
+#: What the audit says of a parameter that holds something known → the sentence.
+_HOLDS = {"zeros": "zeros", "its transpose": "transpose", "its own rows in another order": "order"}
+
+
+def _held(holds: str) -> Said | str:
+    """What a wrong parameter holds instead, as a sentence; empty if that is not known."""
+    rank = holds.removeprefix("the share of rank ")
+    if not holds:
+        return ""
+    if holds in _HOLDS:
+        return said(f"finding.holds_{_HOLDS[holds]}")
+    return said("finding.holds_tensor", tensor=holds) if rank == holds else said("finding.holds_rank", rank=int(rank))
+
+
 def _weight_finding(side: str, kind: str, group: Sequence[Mapping[str, Any]], known: set[str]) -> Finding:
     ordered = sorted(group, key=lambda record: (record["layer"] is not None, record["layer"] or 0))
     first = ordered[0]
@@ -120,7 +135,15 @@ def _weight_finding(side: str, kind: str, group: Sequence[Mapping[str, Any]], kn
         checkpoint = f"{checkpoint}_partial"  # the product with this rank's part, before the reduce
     rows = sorted({row for record in same for row in record["rows"]})
     live, holds = first.get("live") or "", first.get("holds") or ""
-    place = f" ({live})" if live and live != first["parameter"] else ""
+    what = said(
+        "finding.weights",
+        parameter=first["parameter"],
+        live=said("finding.live", live=live) if live and live != first["parameter"] else "",
+        rows_total=first["rows_total"],
+        rows=rows[:4],
+        more=" …" if len(rows) > 4 else "",
+        holds=_held(holds),
+    )
     return Finding(
         "B",
         "weights",
@@ -129,9 +152,7 @@ def _weight_finding(side: str, kind: str, group: Sequence[Mapping[str, Any]], kn
         layer=layer,
         ranks=tuple(sorted({record["rank"] for record in same})),
         evidence={
-            "what": f"{first['parameter']}{place} differs from the checkpoint in "
-            f"{first['rows_total']} rows: {', '.join(map(str, rows[:4]))}{' …' if len(rows) > 4 else ''}"
-            + (f"; it holds {holds}" if holds else ""),
+            **told(what),
             "parameter": first["parameter"],
             "live": live,
             "rows": rows,
@@ -164,9 +185,17 @@ def _slots(comparison: TensorComparison) -> list[Finding]:
                     requests=tuple(dict.fromkeys(row.request for row in rows)),
                     positions=tuple(row.position for row in rows[:LISTED]),
                     evidence={
-                        "what": f"{len(rows)} of {first.rows} tokens are written to slots of another position or "
-                        f"request, first {rows[0].request} position {rows[0].position}",
+                        **told(
+                            said(
+                                "finding.slots",
+                                count=len(rows),
+                                rows=first.rows,
+                                request=rows[0].request,
+                                position=rows[0].position,
+                            )
+                        ),
                         "rows_total": len(rows),
+                        "scope": {"requests": list(dict.fromkeys(row.request for row in rows))},
                         **_listed([checkpoint.name for checkpoint in wrong[1:]]),
                     },
                     next=f"see how the {side} computes kv_start_indices from its block table",
@@ -201,9 +230,11 @@ def _by_slots(side: str, checkpoint: CheckpointComparison, slots: Sequence[Findi
 def _origin(side: str, group: Sequence[tuple[CheckpointComparison, Added]]) -> Finding:
     """The first of a group of operators that add more than rounding; a reduction is communication."""
     checkpoint, added = group[0]
-    beyond = [part for part in added.parts if part.residual.verdict == "beyond"]
+    beyond = added.beyond
     phases = {part.phase for part in beyond}
     residual = beyond[0].residual
+    reasons = list(residual.reasons) or [raw(added.why)]
+    scope = _scope(added)
     row = residual.row_name
     about: dict[str, Any] = {
         "side": side,
@@ -214,14 +245,15 @@ def _origin(side: str, group: Sequence[tuple[CheckpointComparison, Added]]) -> F
         "positions": () if row is None else (row[1],),
         "ranks": tuple(sorted({part.rank for part in beyond})),
         "evidence": {
-            "what": f"{residual.operator}: {added.why}",
+            **told(said("operator.finding", operator=residual.operator, reasons=reasons)),
             "operator": residual.operator,
             "ratio": residual.ratio,
             "allowed": residual.allowed,
             "rel_l2_added": residual.rel_l2,
-            "rows": residual.rows,
+            "rows": scope["rows_of"],
             "channel": residual.channel,
             "layers": [other.layer for other, _ in group],
+            "scope": scope,
             **_listed([other.name for other, _ in group[1:]]),
         },
     }
@@ -231,6 +263,21 @@ def _origin(side: str, group: Sequence[tuple[CheckpointComparison, Added]]) -> F
         return Finding("C", "collective", **about, next=look)
     called = f"how the {side} calls {residual.operator} for {checkpoint.name}"
     return Finding("B", "operator", **about, next=f"read {called}: arguments, order, dtype and shape")
+
+
+def _scope(added: Added) -> dict[str, Any]:
+    """Which of the parts that were recomputed show it: phases, ranks, requests and rows, and of how many."""
+    judged = [part for part in added.parts if part.residual.verdict != "not observable"]
+    beyond = added.beyond
+    return {
+        "phases": list(dict.fromkeys(part.phase for part in beyond)),
+        "phases_of": list(dict.fromkeys(part.phase for part in judged)),
+        "ranks": sorted({part.rank for part in beyond}),
+        "ranks_of": sorted({part.rank for part in judged}),
+        "requests": list(dict.fromkeys(name for part in beyond for name in part.residual.requests)),
+        "rows": sum(part.residual.rows_beyond for part in beyond),
+        "rows_of": sum(part.residual.rows for part in judged),
+    }
 
 
 # ------------------------------------------------------------------------------------------------------- unexplained
@@ -255,14 +302,8 @@ def _unexplained(comparison: TensorComparison, known: Sequence[Finding]) -> list
         return []
     first, others = origins[0], [checkpoint.name for checkpoint in origins[1:]]
     row = first.worst
-    agree = {
-        "equal": "its inputs are equal",
-        "within": "its inputs agree within rounding",
-        "unknown": "one hop later: not all of its inputs were recorded",
-        "beyond": "its inputs differ",
-    }[first.inputs_state]
-    if first.alike_row is not None:
-        agree = "in that row its inputs are equal"
+    agree = said(f"inputs.{first.inputs_state if first.alike_row is None else 'equal_in_row'}")
+    what = said("finding.unexplained", name=first.name, why=first.said or raw(first.why), inputs=agree)
     return [
         Finding(
             "B",
@@ -274,7 +315,7 @@ def _unexplained(comparison: TensorComparison, known: Sequence[Finding]) -> list
             requests=() if row is None else (row.key.request,),
             positions=() if row is None else (row.key.position,),
             evidence={
-                "what": f"{first.name} differs between the sides ({first.why}); {agree}",
+                **told(what),
                 "name": first.name,
                 "inputs": dict(first.inputs or ()),
                 "inputs_state": first.inputs_state if first.alike_row is None else "equal",
@@ -306,7 +347,7 @@ def _nonfinite(comparison: TensorComparison, known: Sequence[Finding]) -> list[F
             requests=(row.request,),
             positions=(row.position,),
             evidence={
-                "what": f"{first.metrics.nonfinite} elements of {first.name} are NaN or infinite on both sides alike",
+                **told(said("finding.nonfinite", count=first.metrics.nonfinite, name=first.name)),
                 "name": first.name,
                 "nonfinite": first.metrics.nonfinite,
                 **_listed(others),

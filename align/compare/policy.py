@@ -36,6 +36,7 @@ from align.checkpoints.table import parse
 from align.compare.floor import METRICS, FloorRule
 from align.compare.metrics import Metrics, Worst
 from align.compare.noise import PRECISION
+from align.sentences import Said, said
 
 Judged = Literal["equal", "within", "beyond"]
 
@@ -159,42 +160,52 @@ class TensorPolicy:
         enough = self.cosine is None or (metrics.cosine is not None and metrics.cosine >= self.cosine)
         return metrics.max_rel < self.max_rel and enough
 
-    def judge(self, name: str, metrics: Metrics, rows: int, token: str = "") -> tuple[Judged, str]:
-        """The verdict on a pair of ``rows`` rows, and its reason in words; ``token`` says what the worst row is."""
+    def judge(self, name: str, metrics: Metrics, rows: int, token: Said | None = None) -> tuple[Judged, Said]:
+        """The verdict on a pair of ``rows`` rows, and its reason; ``token`` says what the worst row is."""
         if metrics.equal:
-            return "equal", "every element is equal"
+            return "equal", said("carried.equal")
         if metrics.rel_l2 is None:
-            return "beyond", f"{metrics.rows_total} of {rows} rows differ and must be equal"
+            return "beyond", said("carried.rows", count=metrics.rows_total, rows=rows)
         if self.name == "seed":
             return self._judge_seed(metrics)
         allowed = self.allowance(name)
         heads, channels = metrics.worst_head, metrics.worst_channel if rows >= CHANNEL_ROWS else None
-        slices: list[tuple[str, Worst | None, float]] = [
-            (token or _numbered("row", metrics.worst_token), metrics.worst_token, allowed.token),
-            (_numbered("head", heads), heads, allowed.head),
-            (_numbered("channel", channels), channels, allowed.channel),
+        slices: list[tuple[Said | None, Worst | None, float]] = [
+            (token or _numbered("carried.row", metrics.worst_token), metrics.worst_token, allowed.token),
+            (_numbered("operator.head", heads), heads, allowed.head),
+            (_numbered("operator.channel", channels), channels, allowed.channel),
         ]
-        found = [("", metrics.rel_l2, allowed.whole)]
-        found += [(f" of {what}", worst.rel_l2, limit) for what, worst, limit in slices if worst]
+        found: list[tuple[Said | None, float, float]] = [(None, metrics.rel_l2, allowed.whole)]
+        found += [(what, worst.rel_l2, limit) for what, worst, limit in slices if worst]
         # Written so that NaN is beyond.
-        over = [f"relative L2{where} {value:.3g} > {limit:.3g}" for where, value, limit in found if not value <= limit]
+        over = [
+            said("carried.l2", value=value, limit=limit)
+            if what is None
+            else said("carried.l2_of", subject=what, value=value, limit=limit)
+            for what, value, limit in found
+            if not value <= limit
+        ]
         if over:
             by = self.judged_by(name)
-            return "beyond", "; ".join(over) + ("" if by == "derived" else f", by the {by}")
-        return "within", f"relative L2 {metrics.rel_l2:.3g} ≤ {allowed.whole:.3g}"
+            return "beyond", said("list.semicolon", parts=over) if by == "derived" else said(
+                "carried.by", parts=over, by=by
+            )
+        return "within", said("carried.within", value=metrics.rel_l2, limit=allowed.whole)
 
-    def _judge_seed(self, metrics: Metrics) -> tuple[Judged, str]:
+    def _judge_seed(self, metrics: Metrics) -> tuple[Judged, Said]:
         passes = self.seed_passes(metrics)
         if metrics.max_rel is None:
-            return "beyond", "not equal, and digests alone do not tell the largest relative error"
-        words = f"max rel {metrics.max_rel:.3g} {'<' if metrics.max_rel < self.max_rel else '≥'} {self.max_rel:g}"
-        if self.cosine is not None:
-            words += f", cosine {metrics.cosine:.6g} (at least {self.cosine:g})"
+            return "beyond", said("carried.seed_digests")
+        sign = "<" if metrics.max_rel < self.max_rel else "≥"
+        about = {"value": metrics.max_rel, "sign": sign, "limit": self.max_rel}
+        if self.cosine is None:
+            return ("within" if passes else "beyond"), said("carried.seed", **about)
+        words = said("carried.seed_cosine", **about, cosine=metrics.cosine, least=self.cosine)
         return ("within" if passes else "beyond"), words
 
 
-def _numbered(what: str, worst: Worst | None) -> str:
-    return what if worst is None else f"{what} {worst.index}"
+def _numbered(key: str, worst: Worst | None) -> Said | None:
+    return None if worst is None else said(key, index=worst.index)
 
 
 def layer_of(name: str) -> int | None:

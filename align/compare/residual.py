@@ -27,6 +27,10 @@ from typing import Any, Literal
 import torch
 
 from align.checkpoints.bounds import OperatorBound, bounds, unit_roundoff
+from align.compare.reasons import RowName, Shown, Worst, place, reasons_of
+from align.sentences import Said, text_of
+
+__all__ = ["ResidualPolicy", "ResidualVerdict", "Worst", "judge", "largest_of", "place", "shown_by"]
 
 Tensor = torch.Tensor
 Outcome = Literal["within", "beyond", "not observable"]
@@ -75,25 +79,6 @@ class ResidualPolicy:
 
 
 @dataclass(frozen=True)
-class Worst:
-    """The member of a group (tokens, channels, heads) that is nearest to its limit or farthest beyond it.
-
-    Attributes:
-        index: of the token in the order given, flat canonical channel, or head; 0 for a kind without heads.
-        value: its gain (a factor minus 1) or root mean square error relative to the magnitude.
-        allowed: the limit for this one.
-    """
-
-    index: int
-    value: float
-    allowed: float
-
-    @property
-    def beyond(self) -> bool:
-        return not abs(self.value) <= self.allowed
-
-
-@dataclass(frozen=True)
 class ResidualVerdict:
     """One operator's error and what it may be.
 
@@ -112,6 +97,10 @@ class ResidualVerdict:
         row_name: (request, position) that shows it: of an element that is not finite, else of the token or element
             that is farthest beyond its limit. ``None`` if unknown, or if channels or heads alone are beyond.
         non_finite: elements that are not finite although the operator's exact result is.
+        reasons: ``why``, as data.
+        requests: of ``beyond``, the requests with a row that is beyond by itself, in the order of the rows. Others may
+            be wrong as well, by less than one row can show.
+        rows_beyond: how many of the rows are.
     """
 
     name: str
@@ -130,6 +119,9 @@ class ResidualVerdict:
     rel_l2: float | None = None
     row_name: tuple[str, int] | None = None
     non_finite: int = 0
+    reasons: tuple[Said, ...] = ()
+    requests: tuple[str, ...] = ()
+    rows_beyond: int = 0
 
 
 @dataclass(frozen=True)
@@ -184,12 +176,13 @@ def _worst(values: Tensor, allowed: Tensor, known: Tensor) -> Worst | None:
     return Worst(index, float(values[index]), float(allowed[index]))
 
 
-def _gain(sums: Tensor, common: float, deviation: float, share: float = 1.0) -> Worst | None:
-    """The worst gain of ``sums`` ``[..., 3]``; of their squares a ``share`` counts as independent."""
+def _gain(sums: Tensor, common: float, deviation: float, share: float = 1.0) -> tuple[Worst | None, Tensor]:
+    """The worst gain of ``sums`` ``[..., 3]``, and which are beyond; of their squares a ``share`` is independent."""
     _, squared, product = sums.double().reshape(-1, 3).unbind(-1)
     known = squared > 0
     safe = squared.masked_fill(~known, 1.0)
-    return _worst(product / safe, common + deviation / (safe * share).sqrt(), known)
+    gains, limits = product / safe, common + deviation / (safe * share).sqrt()
+    return _worst(gains, limits, known), known & ~(gains.abs() <= limits)
 
 
 def judge(
@@ -202,8 +195,9 @@ def judge(
     channels: Tensor | None = None,
     channel_rows: int = 0,
     width: int = 0,
-    row_names: Sequence[tuple[str, int]] = (),
-    largest_name: tuple[str, int] | None = None,
+    row_names: Sequence[RowName] = (),
+    largest_name: RowName | None = None,
+    step_maxima: Sequence[tuple[float, RowName]] = (),
     worst: WorstSums | None = None,
 ) -> ResidualVerdict:
     """Judge one checkpoint of one side.
@@ -220,6 +214,7 @@ def judge(
         width: number of channels of a row, if ``channels`` is not given.
         row_names: (request, position) of each row of ``tokens``.
         largest_name: (request, position) of the row of ``largest``.
+        step_maxima: of each step the largest ratio and its row, as far as they are known.
         worst: what a lean recording kept instead of all ``tokens`` and ``channels``; ``row_names`` are of its rows.
     """
     if worst is not None:
@@ -237,36 +232,43 @@ def judge(
     common = bound.gain_roundings * unit
     gain_token = norm = gain_channel = gain_head = None
     rel_l2: float | None = None
+    wrong = torch.zeros(0, dtype=torch.bool)
     shape = () if channels is None else tuple(channels.shape[1:])
     width = prod(shape) if channels is not None else width
     if tokens is not None and known is not None:
         tokens = tokens.masked_fill(~known[:, None], 0.0)
-        gain_token = _gain(tokens, common, policy.z * deviation)
+        gain_token, wrong = _gain(tokens, common, policy.z * deviation)
         total = tokens.double().sum(0) if worst is None else worst.total.double()
         rel_l2 = sqrt(float(total[0] / total[1])) if float(total[1]) > 0 else None
         if width:
             rms = (tokens[:, 0].double() / width).sqrt()
             limit = sqrt(deviation**2 * (1 + policy.z * sqrt(2 / width)) + common**2)
             norm = _worst(rms, torch.full_like(rms, limit), known)
+            wrong |= known & ~(rms <= limit)
     if worst is not None and channel_rows:
-        gain_channel = _gain(worst.channels[:, 1:], count * unit, policy.z * deviation)
+        gain_channel, _ = _gain(worst.channels[:, 1:], count * unit, policy.z * deviation)
         if gain_channel is not None:
             gain_channel = replace(gain_channel, index=int(worst.channels[gain_channel.index, 0]))
-        gain_head = _gain(worst.heads, common, policy.z * deviation, 1 / channel_rows)
+        gain_head, _ = _gain(worst.heads, common, policy.z * deviation, 1 / channel_rows)
     if channels is not None and channel_rows:
-        gain_channel = _gain(channels.reshape(3, -1).T, count * unit, policy.z * deviation)
+        gain_channel, _ = _gain(channels.reshape(3, -1).T, count * unit, policy.z * deviation)
         heads = channels.double().sum(-1).reshape(3, -1).T
-        gain_head = _gain(heads, common, policy.z * deviation, 1 / channel_rows)
+        gain_head, _ = _gain(heads, common, policy.z * deviation, 1 / channel_rows)
     ratio, non_finite = float(largest[0]), int(largest[3])
     allowed = count * policy.slack
-    reasons, row_name = _reasons(
-        ratio, allowed, largest, largest_name, gain_token, gain_channel, gain_head, norm, row_names
-    )
+    measured = Shown(
+        ratio, allowed, non_finite, int(largest[2]), largest_name, gain_token, gain_channel, gain_head, norm,
+        row_names, has_heads=len(shape) > 1 or (worst is not None and len(worst.heads) > 1),
+    )  # fmt: skip
+    reasons, row_name = reasons_of(measured)
+    rows_wrong = [index for index, one in enumerate(wrong.tolist()) if one]
+    showing = [row_names[index][0] for index in rows_wrong if index < len(row_names)]
+    showing += [name[0] for size, name in step_maxima if not size <= allowed]
     return ResidualVerdict(
         name=name,
         operator=operator,
         verdict="beyond" if reasons else "within",
-        why="; ".join(reasons),
+        why="; ".join(map(text_of, reasons)),
         rows=rows,
         ratio=ratio,
         allowed=allowed,
@@ -279,60 +281,7 @@ def judge(
         rel_l2=rel_l2,
         row_name=row_name,
         non_finite=non_finite,
+        reasons=reasons,
+        requests=tuple(dict.fromkeys(showing)),
+        rows_beyond=len(rows_wrong),
     )
-
-
-def _name_of(names: Sequence[tuple[str, int]], worst: Worst) -> tuple[str, int] | None:
-    return names[worst.index] if worst.index < len(names) else None
-
-
-def place(name: tuple[str, int] | None) -> str:
-    """``r2 position 9``; what is not known is said."""
-    return "a row that is not named" if name is None else f"{name[0]} position {name[1]}"
-
-
-def _reasons(
-    ratio: float,
-    allowed: float,
-    largest: Tensor,
-    largest_name: tuple[str, int] | None,
-    token: Worst | None,
-    channel: Worst | None,
-    head: Worst | None,
-    norm: Worst | None,
-    names: Sequence[tuple[str, int]],
-) -> tuple[list[str], tuple[str, int] | None]:
-    """Why the operator did more than round, empty if it did not; and the row that shows it."""
-    found = []
-    shown: list[tuple[float, tuple[str, int] | None]] = []
-    count, at = int(largest[3]), f" ({place(largest_name)}, channel {int(largest[2])})" if largest_name else ""
-    if count:
-        first = at if count == 1 else at.replace("(", "(first ", 1)
-        found.append(f"{count} element{'s are' if count > 1 else ' is'} not finite although the exact result is{first}")
-        shown.append((inf, largest_name))
-    if not ratio <= allowed:
-        where = "" if count else at  # the place is that of what is not finite
-        found.append(f"an element is off by {ratio:.3g} roundings of its magnitude, {allowed:.3g} are possible{where}")
-    for what, worst in (("token", token), ("channel", channel), ("head", head)):
-        if worst is not None and worst.beyond:
-            subject = place(_name_of(names, worst)) if what == "token" else f"{what} {worst.index}"
-            found.append(
-                f"{subject} is {1 + worst.value:.5g} times the exact result; rounding reaches {1 + worst.allowed:.5g}"
-            )
-    if norm is not None and norm.beyond:
-        found.append(
-            f"{place(_name_of(names, norm))} is off by {norm.value:.3g} of its magnitude; "
-            f"rounding reaches {norm.allowed:.3g}"
-        )
-    for worst in (token, norm):
-        if worst is not None and worst.beyond:
-            shown.append((_excess(worst), _name_of(names, worst)))
-    if not shown and not ratio <= allowed:
-        shown.append((ratio, largest_name))
-    if not found:
-        shown = [(_excess(worst), _name_of(names, worst)) for worst in (token, norm) if worst is not None]
-    return found, max(shown, key=lambda one: one[0])[1] if shown else None
-
-
-def _excess(worst: Worst) -> float:
-    return abs(worst.value) / worst.allowed if worst.allowed else abs(worst.value)

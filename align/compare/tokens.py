@@ -15,13 +15,14 @@ noise.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from math import isfinite
 from typing import Any, Literal
 
 from adapters.base import Generation, TokenStep
 from align.compare.noise import NoisePolicy
+from align.sentences import said, text_of
 
 Mode = Literal["free", "replay"]
 
@@ -47,6 +48,7 @@ class Difference:
         tolerance: the noise after the policy's floor and cap.
         near_tie: both margins are known and within the tolerance.
         why: the reason for ``near_tie``, in words.
+        told: the same as data.
         golden_id: what the golden run prefers here, if its history is the same.
         golden_margin: the golden run's preference for the reference's id over the candidate's (negative: the
             candidate is right); ``None`` if unknown.
@@ -70,6 +72,7 @@ class Difference:
     why: str
     golden_id: int | None = None
     golden_margin: float | None = None
+    told: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -275,21 +278,16 @@ def _difference(
     their_margin, their_bound = _margin(reference, theirs, ours)
     near_tie = False
     if broken:
-        why = "a logprob is NaN or infinite"
+        told = said("tokens.broken")
     elif our_margin is None or their_margin is None:
         side, bound = ("candidate", our_bound) if our_margin is None else ("reference", their_bound)
-        why = f"the {side} does not list both ids among its best" + (
-            "" if bound is None else f", so they are at least {bound:.4g} apart there"
-        )
+        told = said("tokens.unlisted" if bound is None else "tokens.unlisted_bound", side=side, bound=bound)
     elif max(abs(our_margin), abs(their_margin)) <= tolerance:
         near_tie = True
-        why = f"margins {our_margin:.4g} and {their_margin:.4g} are within the noise {tolerance:.4g}"
+        told = said("tokens.near", ours=our_margin, theirs=their_margin, tolerance=tolerance)
     else:
-        why = f"margins {our_margin:.4g} and {their_margin:.4g} exceed "
-        if noise > policy.cap:
-            why += f"{tolerance:.4g}, the floor of the dtype: the measured noise {noise:.4g} is no rounding"
-        else:
-            why += f"the noise {tolerance:.4g}"
+        key = "tokens.beyond_floor" if noise > policy.cap else "tokens.beyond"
+        told = said(key, ours=our_margin, theirs=their_margin, tolerance=tolerance, noise=noise)
     golden_id, golden_margin = _golden(pair, index, golden)
     return Difference(
         request=pair.name,
@@ -307,7 +305,8 @@ def _difference(
         noise=noise,
         tolerance=tolerance,
         near_tie=near_tie,
-        why=why,
+        why=text_of(told),
+        told=told,
         golden_id=golden_id,
         golden_margin=golden_margin,
     )
@@ -319,6 +318,7 @@ def _length_difference(pair: _Pair, noise: list[float], policy: NoisePolicy, pro
     theirs = pair.reference[index] if index < len(pair.reference) else None
     measured = noise[index - 1] if index else 0.0
     stopped = "candidate" if ours is None else "reference"
+    told = said("tokens.length", side=stopped, index=index, total=pair.total)
     return Difference(
         request=pair.name,
         index=index,
@@ -335,7 +335,8 @@ def _length_difference(pair: _Pair, noise: list[float], policy: NoisePolicy, pro
         noise=measured,
         tolerance=policy.tolerance(measured),
         near_tie=False,
-        why=f"the {stopped} stopped after {index} tokens, the other side after {pair.total}",
+        why=text_of(told),
+        told=told,
     )
 
 

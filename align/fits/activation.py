@@ -11,6 +11,7 @@ from align.fits.fit import Proposal
 from align.fits.functions import FUNCTIONS, gated
 from align.fits.measured import Measured
 from align.fits.operators import proposal
+from align.sentences import said
 
 Tensor = torch.Tensor
 #: Limits of published configurations that clamp gate and up.
@@ -28,13 +29,18 @@ def propose(measured: Measured) -> Iterator[Proposal]:
     gate, up = case.inputs["gate"].to(torch.float64), case.inputs["up"].to(torch.float64)
     one = torch.ones_like(gate)
 
-    def of(kind: str, exact: Exact, formula: str, name: str = expected) -> Proposal:
+    def of(kind: str, exact: Exact, formula: str, name: str = expected, why: str = "") -> Proposal:
         parameters = {"formula": formula, "function": name, "expected": expected}
-        return proposal(measured, kind, exact, f"this is {formula}", parameters)
+        text = said("fit.activation", formula=formula)
+        if why:
+            text = said("fit.activation_why", formula=formula, why=why)
+        return proposal(measured, kind, exact, text, parameters)
 
-    yield of("arguments_exchanged", gated(function(up), gate, dtype), f"{expected}(up) × gate: gate and up exchanged")
-    yield of("up_missing", gated(function(gate), one, dtype), f"{expected}(gate): the product with up is missing")
-    yield of("up_missing", gated(function(up), one, dtype), f"{expected}(up): the product with gate is missing")
+    yield of(
+        "arguments_exchanged", gated(function(up), gate, dtype), f"{expected}(up) × gate", why="gate and up exchanged"
+    )
+    yield of("up_missing", gated(function(gate), one, dtype), f"{expected}(gate)", why="the product with up is missing")
+    yield of("up_missing", gated(function(up), one, dtype), f"{expected}(up)", why="the product with gate is missing")
     yield of("activation", gated(function(gate * up), one, dtype), f"{expected}(gate × up)")
     for name, other in FUNCTIONS.items():
         if other is not function:

@@ -15,6 +15,7 @@ from align.fits.fit import Proposal
 from align.fits.measured import Measured
 from align.fits.operators import proposal
 from align.fits.search import minimise
+from align.sentences import Said, said
 
 Tensor = torch.Tensor
 #: Rows that a number is fitted on.
@@ -33,7 +34,7 @@ def propose(measured: Measured) -> Iterator[Proposal]:
     yield from _windows(measured)
     yield from _caps(measured)
     if case.has("sinks"):
-        text = "the sinks of the heads are left out"
+        text = said("fit.sinks")
         yield proposal(measured, "attention_sinks", _run(measured, sinks=None), text, {"sinks": None})
     yield from _masks(measured)
     yield from _maps(measured)
@@ -74,11 +75,11 @@ def _scales(measured: Measured, scale: float) -> Iterator[Proposal]:
     ratios = [name for name in named(ratio, measured.case.parameters, 0.01) if name not in ("scale", "1/scale")]
     if abs(fitted - 1) < 0.01:
         names.insert(0, "no scale")
-    text = f"the scores are scaled by {or_named(fitted, names)} instead of {scale:.5g}, a ratio of "
-    text += or_named(ratio, ratios)
+    found = {"scale": or_named(fitted, names), "expected": scale, "ratio": or_named(ratio, ratios)}
+    text = said("fit.attention_scale", **found)
     parameters = {"scale": fitted, "expected": scale, "named": names, "ratio": ratio, "ratio_named": ratios}
     yield proposal(measured, "attention_scale", _run(measured, scale=fitted), text, parameters, 1)
-    text = "every key has the same weight: the scores are lost"
+    text = said("fit.scores_lost")
     parameters = {"scale": 0.0, "expected": scale}
     yield proposal(measured, "attention_scale", _run(measured, scale=0.0), text, parameters)
 
@@ -93,8 +94,8 @@ def _windows(measured: Measured) -> Iterator[Proposal]:
     for window in dict.fromkeys(tried):
         if window == expected or (window is not None and window < 1):
             continue
-        is_, should = (f"of {w}" if w is not None else "of any length" for w in (window, expected))
-        text = f"a window {is_} where one {should} is expected; the first wrong position is {first}"
+        sizes = [said("fit.any_window") if one is None else said("fit.number", value=one) for one in (window, expected)]
+        text = said("fit.window", window=sizes[0], expected=sizes[1], first=first)
         parameters = {"window": window, "expected": expected, "first_position": first}
         known = expected is not None and window in (None, int(expected) + 1, int(expected) - 1)
         yield proposal(measured, "attention_window", _run(measured, window=window), text, parameters, 0 if known else 1)
@@ -119,8 +120,10 @@ def _caps(measured: Measured) -> Iterator[Proposal]:
     expected = measured.case.parameters.get("softcap")
     for cap in dict.fromkeys((None, *SOFTCAPS)):
         if cap != expected:
-            text = f"scores end softly at {cap:g}" if cap is not None else "the soft cap of the scores is missing"
-            text += f"; {expected:g} is expected" if cap is not None and expected is not None else ""
+            text = said("fit.no_softcap")
+            if cap is not None:
+                key = "fit.softcap" if expected is None else "fit.softcap_expected"
+                text = said(key, cap=cap, expected=expected)
             parameters = {"softcap": cap, "expected": expected}
             yield proposal(measured, "attention_softcap", _run(measured, softcap=cap), text, parameters)
 
@@ -128,16 +131,16 @@ def _caps(measured: Measured) -> Iterator[Proposal]:
 def _masks(measured: Measured) -> Iterator[Proposal]:
     case = measured.case
     start = int(case.positions.min())
-    masks: dict[str, dict[str, Any]] = {
-        "each row also sees the next key": {"ahead": 1},
-        "each row does not see its own key": {"ahead": -1},
-        "each row sees every key, later ones too": {"causal": False},
-        "the first key is not seen": {"first": 1},
-    }
+    masks: list[tuple[Said, dict[str, Any]]] = [
+        (said("fit.sees_next"), {"ahead": 1}),
+        (said("fit.sees_not_own"), {"ahead": -1}),
+        (said("fit.sees_all"), {"causal": False}),
+        (said("fit.sees_not_first"), {"first": 1}),
+    ]
     if start > 0:
-        masks[f"keys before position {start}, the first of these rows, are not seen"] = {"first": start}
-        masks[f"keys end {start} positions too early: positions count from the first of these rows"] = {"ahead": -start}
-    for words, changed in masks.items():
+        masks.append((said("fit.sees_not_before", start=start), {"first": start}))
+        masks.append((said("fit.ends_early", start=start), {"ahead": -start}))
+    for words, changed in masks:
         exact = _run(measured, **changed)
         value = torch.where(torch.isnan(exact.value), measured.ref, exact.value)  # a row that sees nothing
         magnitude = exact.magnitude.nan_to_num(nan=1.0)
@@ -148,16 +151,16 @@ def _maps(measured: Measured) -> Iterator[Proposal]:
     """Query heads that read the keys of another head."""
     heads, kv = measured.case.inputs["q"].shape[1], measured.case.inputs["k"].shape[1]
     own = torch.arange(heads) // (heads // kv)
-    maps = {
-        f"query head h reads key head h % {kv} instead of h // {heads // kv}": torch.arange(heads) % kv,
-        "every query head reads key head 0": torch.zeros(heads, dtype=torch.int64),
-        "query heads read the next key head": (own + 1) % kv,
-        "query heads read the previous key head": (own - 1) % kv,
-    }
-    for words, mapping in maps.items():
+    maps = [
+        (said("fit.interleaved_heads", kv=kv, group=heads // kv), torch.arange(heads) % kv),
+        (said("fit.head_0"), torch.zeros(heads, dtype=torch.int64)),
+        (said("fit.next_head"), (own + 1) % kv),
+        (said("fit.previous_head"), (own - 1) % kv),
+    ]
+    for words, mapping in maps:
         if not torch.equal(mapping, own):
             exact = _run(measured, heads=mapping)
             yield proposal(measured, "attention_heads", exact, words, {"key_heads": mapping.tolist()})
     keys, values = measured.case.inputs["k"], measured.case.inputs["v"]
     exact = _run(measured, keys=values, values=keys)
-    yield proposal(measured, "arguments_exchanged", exact, "keys and values are exchanged", {"formula": "q, v, k"})
+    yield proposal(measured, "arguments_exchanged", exact, said("fit.keys_and_values"), {"formula": "q, v, k"})

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from math import log, log2, sqrt
 from typing import Any
 
+from align.sentences import Said, said
+
 #: The name of the factor 0.
 NEVER = "never computed, or overwritten"
 #: Parameters that are factors themselves, under the names of transformers' configurations.
@@ -59,6 +61,6 @@ def named(value: float, parameters: Mapping[str, Any], tolerance: float) -> list
     return [name for distance, name in sorted(near) if distance <= tolerance]
 
 
-def or_named(value: float, names: list[str]) -> str:
+def or_named(value: float, names: list[str]) -> Said:
     """``0.125 (1/sqrt(head_dim))``."""
-    return f"{value:.5g}" + (f" ({' = '.join(names[:3])})" if names else "")
+    return said("fit.named", value=value, names=names[:3]) if names else said("fit.number", value=value)

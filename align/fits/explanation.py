@@ -28,6 +28,7 @@ from align.fits.measured import Measured
 from align.fits.patterns import patterns
 from align.fits.table import kinds
 from align.fits.thin import thinned
+from align.sentences import said
 
 Tensor = torch.Tensor
 
@@ -107,7 +108,7 @@ def _judge(measured: Measured, proposal: Proposal) -> list[tuple[Fit, float]]:
             proposal,
             value=torch.where(scope.mask, proposal.value, measured.ref),
             bound=torch.where(scope.mask, proposal.bound, measured.bound),
-            text=f"{proposal.text}; {scope.words}",
+            text=said("fit.scoped", fit=proposal.text, scope=scope.words),
             free=proposal.free + 1,
         )
         fit = _accepted(measured, part, scope.where)
@@ -129,7 +130,7 @@ def _accepted(measured: Measured, proposal: Proposal, where: Mapping[str, object
     if share < SMALLEST_SHARE:
         return None
     residual = measured.residual(proposal.value, proposal.bound)
-    text = f"{proposal.text}; what is left is {residual:.2g} of the noise bound"
+    text = said("fit.left", fit=proposal.text, residual=residual)
     return Fit(proposal.kind, True, share, residual, {**proposal.parameters, **where}, proposal.free, text)
 
 

@@ -11,6 +11,7 @@ import torch
 from align.fits.constants import NEVER, named, or_named
 from align.fits.fit import Proposal
 from align.fits.measured import FEWEST, LISTED, Measured, counted
+from align.sentences import Said, said
 
 Tensor = torch.Tensor
 #: The largest numbers of dtypes that a kernel may go through (int8: in units of its scale, so not here).
@@ -20,7 +21,7 @@ LARGEST = {"float16": 65504.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 def propose(measured: Measured) -> Iterator[Proposal]:
     """A factor on everything, then on slices along one axis, then on tokens × channels."""
     everywhere = _gain(measured, (0, 1, 2))
-    yield _factor(measured, everywhere, "factor", {}, "everything", 1)
+    yield _factor(measured, everywhere, "factor", {}, said("fit.everything"), 1)
     null = measured.null
     _, H, D = measured.shape
     heads_and_channels = null.channels.reshape(H, D)
@@ -44,7 +45,8 @@ def propose(measured: Measured) -> Iterator[Proposal]:
                 continue
             gain = _gain(measured, (0, 1, 2), block)
             where = {"tokens": measured.indices("tokens"), axis: measured.indices(axis)}
-            what = f"of {counted(int(null.tokens.sum()), 'tokens')} × {counted(int(mask.sum()), axis)} each element"
+            counts = [counted(int(null.tokens.sum()), "tokens"), counted(int(mask.sum()), axis)]
+            what = said("fit.each_element", counts=counts)
             yield _factor(measured, gain, kind, where, what, 3, block)
     yield from _clamped(measured)
 
@@ -80,7 +82,7 @@ def _factor(
     gain: Tensor,
     kind: str,
     where: dict[str, Any],
-    subject: str,
+    subject: Said,
     free: int,
     mask: Tensor | None = None,
 ) -> Proposal:
@@ -96,7 +98,7 @@ def _factor(
     value, bound = ratio * measured.ref, measured.scaled_bound(ratio)
     if mask is not None:
         value, bound = torch.where(mask, value, measured.ref), torch.where(mask, bound, measured.bound)
-    text = f"{subject} is {or_named(ratio, names)} times what is expected"
+    text = said("fit.factor", subject=subject, ratio=or_named(ratio, names))
     parameters = {"ratio": ratio, "named": names, **where}
     return Proposal(kind, value, bound, text, parameters, free, scoped=False)
 
@@ -109,8 +111,10 @@ def _slices(measured: Measured, mask: Tensor, over: tuple[int, ...], kind: str, 
         return
     key = {"token": "tokens", "head": "heads", "channel": "channels", "dimension": "dimensions"}[subject]
     where: dict[str, Any] = {key: _indices(mask), f"{key}_total": count}
-    listed = ", ".join(map(str, where[key][:8])) + (" …" if count > 8 else "")
-    what = f"{subject} {listed}" if count == 1 else f"each of {count} of {mask.numel()} {key} ({listed})"
+    what = said("fit.one", what=subject, index=where[key][0])
+    if count > 1:
+        more = " …" if count > 8 else ""
+        what = said("fit.each", count=count, of=mask.numel(), what=key, listed=where[key][:8], more=more)
     if count < mask.numel():
         common = _gain(measured, (0, 1, 2), mask)
         yield _factor(measured, common, kind, where, what, 2, mask)
@@ -118,7 +122,7 @@ def _slices(measured: Measured, mask: Tensor, over: tuple[int, ...], kind: str, 
         return
     own = torch.where(mask, _gain(measured, over), 1.0)
     ratios = [float(one) for one in own[mask][:LISTED]]
-    text = f"{what} is a ratio of its own times what is expected, {min(ratios):.4g} to {max(ratios):.4g}"
+    text = said("fit.own_ratios", subject=what, least=min(ratios), most=max(ratios))
     value, bound = own * measured.ref, measured.scaled_bound(own)
     yield Proposal(kind, value, bound, text, {"ratios": ratios, **where}, 1 + count, scoped=False)
 
@@ -131,6 +135,8 @@ def _clamped(measured: Measured) -> Iterator[Proposal]:
     if largest == 0 or int(should.sum()) < 2:
         return
     names = [name for name, limit in LARGEST.items() if abs(limit / largest - 1) <= measured.case.unit]
-    text = f"results end at {largest:.6g}" + (f", the largest {names[0]}" if names else "")
+    text = said("fit.clamped", limit=largest)
+    if names:
+        text = said("fit.clamped_dtype", limit=largest, dtype=names[0])
     parameters = {"limit": largest, "named": names, "elements": int(should.sum())}
     yield Proposal("clamped", measured.ref.clamp(-largest, largest), measured.bound, text, parameters, 1, scoped=False)

@@ -7,6 +7,7 @@ import torch
 from align.fits.factors import LARGEST
 from align.fits.fit import Fit
 from align.fits.measured import LISTED, Measured
+from align.sentences import said
 
 Tensor = torch.Tensor
 
@@ -41,19 +42,22 @@ def broken(measured: Measured) -> Fit | None:
     for name, largest in sorted(limits.items(), key=lambda one: one[1]):
         may, must = (ref.abs() > largest * (1 + by * case.unit) for by in (-2, 2))  # what rounds up to too much
         if name in ("float16", case.dtype) and not nan and bool((may | ~wrong).all()) and bool((wrong | ~must).all()):
-            text = f"{count} results are infinite, all those that exceed {largest:.6g}, the largest {name}"
+            text = said("fit.overflow", count=count, limit=largest, dtype=name)
             return Fit("overflow", True, 1.0, 0.0, {**parameters, "dtype": name, "limit": largest}, 0, text)
     broken_inputs = [name for name, finite in state.items() if not finite]
+    inputs = said("fit.inputs_finite")
     if not state:
-        inputs = "its inputs were not given"
+        inputs = said("fit.inputs_unknown")
     elif broken_inputs:
-        inputs = f"not finite there: the input {', '.join(broken_inputs)}"
-    else:
-        inputs = "the inputs there are finite"
-    who = f"{case.requests[first]} " if case.requests else ""
-    text = (
-        f"{nan} NaN and {infinite} infinite results, first in {who}position {parameters['position']}, "
-        f"channel {channel}; {inputs}"
+        inputs = said("fit.inputs_broken", names=broken_inputs)
+    text = said(
+        "fit.nonfinite",
+        nan=nan,
+        infinite=infinite,
+        request=f"{case.requests[first]} " if case.requests else "",
+        position=parameters["position"],
+        channel=channel,
+        inputs=inputs,
     )
     return Fit("nonfinite", True, None, None, parameters, 0, text)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from align.sentences import Said, text_of
+
 Tensor = torch.Tensor
 
 
@@ -29,7 +31,7 @@ class Proposal:
     kind: str
     value: Tensor
     bound: Tensor
-    text: str
+    text: Said
     parameters: Mapping[str, Any] = field(default_factory=dict)
     free: int = 0
     scoped: bool = True
@@ -48,7 +50,7 @@ class Fit:
         residual: root mean square of what is left, in units of the noise bound; ``None`` for patterns.
         parameters: the fitted numbers and names; ``tokens``, ``heads`` or ``channels`` if only some are concerned.
         free: how many numbers were fitted: fewer is simpler.
-        text: the evidence, one sentence.
+        told: the evidence, one sentence.
     """
 
     kind: str
@@ -57,17 +59,22 @@ class Fit:
     residual: float | None
     parameters: Mapping[str, Any]
     free: int
-    text: str
+    told: Said
+
+    @property
+    def text(self) -> str:
+        """``told``, in English."""
+        return text_of(self.told)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form; numbers that are not finite become text."""
-        plain: dict[str, Any] = _plain({**asdict(self), "parameters": dict(self.parameters)})
+        plain: dict[str, Any] = _plain({**asdict(self), "parameters": dict(self.parameters), "text": self.text})
         return plain
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Fit:
         """The inverse of :meth:`to_dict`, but for numbers that became text."""
-        return cls(**plain)
+        return cls(**{key: value for key, value in plain.items() if key != "text"})
 
 
 def _plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 from align.checkpoints.recompute import tiny
 from align.fits.case import FitCase
 from align.fits.noise import Beyond, beyond, limits_of, roundings_of
+from align.sentences import Said, said
 
 Tensor = torch.Tensor
 #: How many indices and numbers are listed.
@@ -23,9 +24,9 @@ FEWEST = 8
 _SAMPLE = 2048
 
 
-def counted(count: int, plural: str) -> str:
+def counted(count: int, plural: str) -> Said:
     """``1 token``, ``2 tokens``."""
-    return f"{count} {plural.removesuffix('s') if count == 1 else plural}"
+    return said("fit.counted", count=count, what=plural.removesuffix("s") if count == 1 else plural)
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Scope:
     mask: Tensor
     sample: Tensor
     where: Mapping[str, Any]
-    words: str
+    words: Said
 
 
 class Measured:
@@ -150,9 +151,10 @@ class Measured:
             axes = name.split(" × ")
             where = {axis: self.indices(axis) for axis in axes}
             totals = {f"{axis}_total": int(getattr(self.null, axis).sum()) for axis in axes}
-            words = " × ".join(counted(totals[f"{axis}_total"], axis) for axis in axes)
-            listed = "; ".join(", ".join(map(str, where[axis][:8])) for axis in axes)
-            found.append(Scope(mask, self.sampled(mask), {**where, **totals}, f"in {words} alone ({listed})"))
+            counts = [counted(totals[f"{axis}_total"], axis) for axis in axes]
+            listed = said("list.semicolon", parts=[said("list.comma", parts=where[axis][:8]) for axis in axes])
+            words = said("fit.alone", counts=counts, listed=listed)
+            found.append(Scope(mask, self.sampled(mask), {**where, **totals}, words))
         return tuple(found)
 
     def indices(self, axis: str) -> list[int]:

@@ -12,6 +12,7 @@ from align.fits.fit import Proposal
 from align.fits.measured import Measured
 from align.fits.operators import evaluate, proposal
 from align.fits.search import minimise
+from align.sentences import Said, said
 
 Tensor = torch.Tensor
 #: Epsilons of published configurations, and none at all.
@@ -32,11 +33,11 @@ def propose(measured: Measured) -> Iterator[Proposal]:
     floor = exact.magnitude - exact.value.abs()
     for known in EPSILONS:
         if known != eps:
-            text = f"this is the norm with eps = {known:g} instead of {eps:g}"
+            text = said("fit.eps", eps=known, expected=eps)
             yield _value(measured, "eps", _norm(x, known) * weight, floor, text, {"eps": known, "expected": eps}, 0)
     fitted = _fit(measured, x, weight, eps)
     if fitted is not None:
-        text = f"this is the norm with eps = {fitted:.4g} instead of {eps:g}"
+        text = said("fit.eps", eps=fitted, expected=eps)
         yield _value(measured, "eps", _norm(x, fitted) * weight, floor, text, {"eps": fitted, "expected": eps}, 1)
     yield from _variants(measured, x, weight, eps, floor)
 
@@ -83,17 +84,17 @@ def _variants(measured: Measured, x: Tensor, weight: Tensor, eps: float, floor: 
     if x.dim() == 3:
         variants["one root mean square for all heads of a token"] = (together * weight, "norm_formula")
     for words, (value, kind) in variants.items():
-        yield _value(measured, kind, value, floor, f"this is the norm with {words}", {"formula": words}, 0)
+        yield _value(measured, kind, value, floor, said("fit.norm", formula=words), {"formula": words}, 0)
     heads = measured.case.number("tp")
     if heads and heads > 1 and x.dim() == 2 and x.shape[1] % int(heads) == 0:
         parts = x.reshape(x.shape[0], int(heads), -1)
         value = _norm(parts, eps).reshape(x.shape) * weight
         words = "a root mean square of each rank's part"
-        yield _value(measured, "norm_formula", value, floor, f"this is the norm with {words}", {"formula": words}, 0)
+        yield _value(measured, "norm_formula", value, floor, said("fit.norm", formula=words), {"formula": words}, 0)
 
 
 def _value(
-    measured: Measured, kind: str, value: Tensor, floor: Tensor, text: str, parameters: dict[str, object], free: int
+    measured: Measured, kind: str, value: Tensor, floor: Tensor, text: Said, parameters: dict[str, object], free: int
 ) -> Proposal:
     """All roundings of a norm are relative to its value."""
     return proposal(measured, kind, Exact(value, value.abs() + floor), text, parameters, free)

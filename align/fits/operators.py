@@ -16,6 +16,7 @@ from align.fits.functions import FUNCTIONS, gated
 from align.fits.measured import Measured
 from align.fits.noise import roundings_of
 from align.fits.rotation import Rotation
+from align.sentences import Said, said
 
 Tensor = torch.Tensor
 WIDE = torch.float64
@@ -81,7 +82,7 @@ def bound_of(measured: Measured, magnitude: Tensor) -> Tensor:
 
 
 def proposal(
-    measured: Measured, kind: str, exact: Exact, text: str, parameters: Mapping[str, Any], free: int = 0
+    measured: Measured, kind: str, exact: Exact, text: Said, parameters: Mapping[str, Any], free: int = 0
 ) -> Proposal:
     """Of a recomputed result."""
     return Proposal(
@@ -97,7 +98,7 @@ def propose(measured: Measured) -> Iterator[Proposal]:
             if weight.shape == case.inputs["weight"].shape:
                 exact = evaluate(case, {**case.inputs, "weight": weight})
                 if exact is not None:
-                    text = f"this is what {case.operator} gives with the weight {name}"
+                    text = said("fit.with_weight", operator=case.operator, name=name)
                     yield proposal(measured, "wrong_weight", exact, text, {"weight": name})
     for read in case.inputs:
         if read in ("weight", "bias", "sinks"):
@@ -106,5 +107,5 @@ def propose(measured: Measured) -> Iterator[Proposal]:
             if other.shape == case.inputs[read].shape and other.is_floating_point():
                 exact = evaluate(case, {**case.inputs, read: other})
                 if exact is not None:
-                    text = f"this is what {case.operator} gives with {name} as {read}"
+                    text = said("fit.with_input", operator=case.operator, name=name, read=read)
                     yield proposal(measured, "wrong_input", exact, text, {"input": read, "read": name})

@@ -10,6 +10,7 @@ import torch
 
 from align.fits.fit import Proposal
 from align.fits.measured import FEWEST, LISTED, Measured
+from align.sentences import said
 
 Tensor = torch.Tensor
 Move = Callable[[Tensor], Tensor]
@@ -21,7 +22,9 @@ def propose(measured: Measured) -> Iterator[Proposal]:
     """Known orders first, which have nothing to fit; then whatever each wrong slice resembles."""
     for kind, name, move in _known(measured):
         value = move(measured.ref)
-        yield Proposal(kind, value, measured.floor(move(measured.movable)), name, {"order": name})
+        yield Proposal(
+            kind, value, measured.floor(move(measured.movable)), said("fit.order", order=name), {"order": name}
+        )
     yield from _matched(measured, 0, "rows_moved", "row", measured.null.tokens)
     _, H, D = measured.shape
     if H > 1:
@@ -100,17 +103,19 @@ def _moved(measured: Measured, axis: int, kind: str, mapping: Tensor, free: int,
     exchanged = bool((mapping[mapping] == torch.arange(len(mapping))).all())
     if shift:
         parameters["shift"] = int(shift)
-        text = f"each of {len(changed)} {subject}s is what is expected {shift} further on"
+        text = said("fit.shifted", count=len(changed), what=f"{subject}s", shift=shift)
     else:
-        listed = ", ".join(f"{to} is {source}" for to, source in pairs[:6]) + (" …" if len(changed) > 6 else "")
+        listed = [said("fit.one_is", to=to, source=source) for to, source in pairs[:6]]
         how = "exchanged in pairs" if exchanged else "in another order"
         if len(set(mapping.tolist())) < len(mapping):
             how = "repeated in the place of others"
-        text = f"{len(changed)} {subject}s are {how}: {listed}"
+        more = " …" if len(changed) > 6 else ""
+        text = said("fit.moved", count=len(changed), what=f"{subject}s", how=how, listed=listed, more=more)
     if axis == 0 and measured.case.requests:
         names = measured.case.requests
         crossing = {(names[to], names[source]) for to, source in pairs if names[to] != names[source]}
         if crossing:
             parameters["requests"] = sorted([list(pair) for pair in crossing])
-            text += "; " + ", ".join(f"{to} has rows of {source}" for to, source in sorted(crossing)[:4])
+            rows = [said("fit.rows_of", to=to, source=source) for to, source in sorted(crossing)[:4]]
+            text = said("list.semicolon", parts=[text, said("list.comma", parts=rows)])
     return Proposal(kind, value, bound, text, parameters, free, scoped=False)

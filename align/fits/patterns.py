@@ -12,6 +12,7 @@ from align.fits.fit import Fit
 from align.fits.measured import LISTED, Measured
 from align.fits.noise import beyond
 from align.fits.precision import GRIDS
+from align.sentences import Said, said
 
 Tensor = torch.Tensor
 #: Ranks correlate at least so much where an error grows with the position.
@@ -26,16 +27,16 @@ def patterns(measured: Measured) -> Iterator[Fit]:
     first = int(case.positions[wrong].min()) if bool(wrong.any()) else -1
     window = case.parameters.get("window")
     if window is not None and first == int(window):
-        text = f"the first wrong position is {first}, the sliding window is {window}"
+        text = said("fit.at_window", first=first, window=window)
         yield _pattern("starts_at_window", text, {"first_position": first, "window": int(window)})
     at_zero = case.positions == 0
     if case.operator == "attention" and bool(at_zero.any()) and not bool(wrong[at_zero].any()) and first > 0:
         later = float(wrong[~at_zero].double().mean())
-        text = f"position 0 is right and {later:.0%} of the later rows are wrong: with one key the scores do not matter"
+        text = said("fit.first_right", share=later)
         yield _pattern("right_at_first_position", text, {"first_position": first, "share_of_later": later})
     grows = _correlation(case.positions.double(), size)
     if grows is not None and grows >= _GROWS:
-        text = f"the error grows with the position (rank correlation {grows:.2f}); first wrong at {first}"
+        text = said("fit.grows", correlation=grows, first=first)
         yield _pattern("grows_with_position", text, {"correlation": grows, "first_position": first})
     low = _low_precision(measured)
     if low is not None:
@@ -43,7 +44,7 @@ def patterns(measured: Measured) -> Iterator[Fit]:
     yield _unexplained(measured, size, first)
 
 
-def _pattern(kind: str, text: str, parameters: dict[str, Any]) -> Fit:
+def _pattern(kind: str, text: Said, parameters: dict[str, Any]) -> Fit:
     return Fit(kind, False, None, None, parameters, 0, text)
 
 
@@ -73,7 +74,7 @@ def _low_precision(measured: Measured) -> Fit | None:
         error = measured.bad - measured.ref
         typical = float((error / bound)[measured.finite].square().mean().sqrt())
         if typical >= 0.05 and not beyond(error, bound, measured.ref, measured.limits).any:
-            text = f"the error is random, and as large as roundings to {name} make it"
+            text = said("fit.low_precision", dtype=name)
             return _pattern("low_precision", text, {"dtype": name, "of_its_bound": typical})
     return None
 
@@ -94,16 +95,14 @@ def _unexplained(measured: Measured, size: Tensor, first: int) -> Fit:
         count = int(mask.sum())
         parameters[f"{name}_total"], parameters[name] = count, measured.indices(name)
         if every > 1 and count < every:
-            listed = ", ".join(map(str, parameters[name][:6])) + (" …" if count > 6 else "")
-            words.append(f"{count} of {every} {name} ({listed})")
+            more = " …" if count > 6 else ""
+            words.append(said("fit.some", count=count, of=every, what=name, listed=parameters[name][:6], more=more))
     if case.requests:
         rows = torch.nonzero(null.tokens).flatten().tolist()
         parameters["requests"] = sorted({case.requests[row] for row in rows})[:LISTED]
-    where = f"; only {', '.join(words)}" if words else ""
-    text = (
-        f"{share:.2%} of the elements are beyond the noise, relative L2 {parameters['relative_l2']:.3g}{where}; "
-        f"first wrong at position {first}"
-    )
+    where = said("fit.only", parts=words) if words else ""
+    relative = parameters["relative_l2"]
+    text = said("fit.unexplained", share=share, relative=relative, where=where, first=first)
     return _pattern("unexplained", text, parameters)
 
 

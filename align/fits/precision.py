@@ -12,6 +12,7 @@ from align.fits.fit import Proposal
 from align.fits.measured import Measured
 from align.fits.noise import beyond
 from align.fits.operators import evaluate, proposal
+from align.sentences import said
 
 Tensor = torch.Tensor
 WIDE = torch.float64
@@ -74,13 +75,13 @@ def _on_float_grid(measured: Measured) -> Iterator[Proposal]:
             continue
         step = 2.0**-bits * measured.ref.abs().clamp_min(float(torch.finfo(dtype).tiny))
         error = measured.bad - measured.ref
-        text = f"{on:.2%} of the results are numbers of {name} ({chance:.1%} by chance), "
+        text = said("fit.grid", share=on, dtype=name, chance=chance)
         if bool((error.abs() <= step * 1.02 + measured.bound)[measured.finite].all()):
-            text += "none off by more than its rounding"
+            text = said("fit.grid_rounded", grid=text)
         elif beyond(error, measured.bound * (2.0**-bits / measured.case.unit), measured.ref, measured.limits).any:
             continue
         else:
-            text += f"and off by no more than {case.operator} in {name} may be"
+            text = said("fit.grid_operator", grid=text, operator=case.operator, dtype=name)
         parameters = {"dtype": name, "of": "the result"}
         # A number near the middle of two steps may go either way: what was recorded tells which.
         yield Proposal("cast", measured.bad, measured.bound, text, parameters, scoped=False)
@@ -101,7 +102,7 @@ def _on_int8_grid(measured: Measured) -> Iterator[Proposal]:
         near = (measured.bad - measured.ref).abs() <= scale * 0.52 + 2 * measured.bound
         if on < _ON or not bool(near[measured.finite].all()):
             continue
-        text = f"{on:.2%} of the small results are multiples of 1/127 of the largest of their {per}"
+        text = said("fit.int8_grid", share=on, per=per)
         parameters = {"dtype": "int8", "of": "the result", "per": per}
         yield Proposal("cast", measured.bad, measured.bound, text, parameters, scoped=False)
 
@@ -117,7 +118,7 @@ def _rounded_inputs(measured: Measured) -> Iterator[Proposal]:
                 continue
             exact = evaluate(case, {**case.inputs, name: changed})
             if exact is not None:
-                text = f"this is what {case.operator} gives with {name} rounded to {form}"
+                text = said("fit.rounded_input", operator=case.operator, name=name, to=form)
                 yield proposal(measured, "cast_input", exact, text, {"input": name, "to": form})
     pair = [name for name in ("x", "weight") if name in case.inputs]
     if len(pair) == 2 and case.operator == "linear":
@@ -126,7 +127,7 @@ def _rounded_inputs(measured: Measured) -> Iterator[Proposal]:
             both = {name: int8(case.inputs[name], over) for name in pair}
             exact = evaluate(case, {**case.inputs, **both})
             if exact is not None:
-                text = f"this is the product of x and weight in int8, with a scale for {one}"
+                text = said("fit.int8_product", one=one)
                 parameters = {"input": "x, weight", "to": f"int8, {one}"}
                 yield proposal(measured, "cast_input", exact, text, parameters)
 
@@ -166,4 +167,4 @@ def _evaluated_low(measured: Measured) -> Iterator[Proposal]:
             # The order of the steps is not known: what the last one may add in the coarser dtype is allowed.
             bound = measured.floor(measured.bound + 2.0**-bits * made.abs())
             parameters: dict[str, Any] = {"dtype": name, "of": "every step"}
-            yield Proposal("cast", made, bound, f"every step is rounded to {name}", parameters)
+            yield Proposal("cast", made, bound, said("fit.every_step", dtype=name), parameters)

@@ -9,6 +9,7 @@ import torch
 from align.fits.fit import Proposal
 from align.fits.measured import Measured
 from align.fits.operators import linear, proposal
+from align.sentences import said
 
 
 def propose(measured: Measured) -> Iterator[Proposal]:
@@ -21,10 +22,10 @@ def propose(measured: Measured) -> Iterator[Proposal]:
     out, inner = weight.shape
     if out == inner:
         exact = linear(x, weight.T, bias, dtype)
-        yield proposal(measured, "weight_transposed", exact, "the weight is used transposed", {"how": "transposed"})
+        yield proposal(measured, "weight_transposed", exact, said("fit.transposed"), {"how": "transposed"})
     elif out > 1 and inner > 1:
         exact = linear(x, weight.reshape(inner, out).T, bias, dtype)
-        text = "the weight's memory is read as [in, out]"
+        text = said("fit.read_transposed")
         yield proposal(measured, "weight_transposed", exact, text, {"how": "read as [in, out]"})
     ranks = int(case.number("tp") or 1)
     if ranks > 1 and inner % ranks == 0:
@@ -32,5 +33,5 @@ def propose(measured: Measured) -> Iterator[Proposal]:
         for rank in range(ranks):
             one = slice(rank * part, (rank + 1) * part)
             exact = linear(x[:, one], weight[:, one], bias, dtype)
-            text = f"this is the part of rank {rank} alone, of {ranks}: it was not reduced"
+            text = said("fit.part_of_rank", rank=rank, ranks=ranks)
             yield proposal(measured, "partial_sum", exact, text, {"rank": rank, "ranks": ranks})

@@ -18,6 +18,7 @@ from align.fits.measured import LISTED, Measured
 from align.fits.operators import proposal
 from align.fits.rotation import WIDE, Rotation
 from align.fits.spectrum import best_positions, fit_base, fit_stretch, frequency_errors, phases
+from align.sentences import Said, said
 
 Tensor = torch.Tensor
 #: Bases of published configurations.
@@ -53,10 +54,8 @@ def _frequencies(measured: Measured, rotation: Rotation, x: Tensor, seen: Tensor
     errors = frequency_errors(seen, measured.case.positions)
     changed = rotation.inverse + errors
     worst = int((errors.abs() / rotation.inverse).argmax())
-    text = (
-        f"the angles grow with the position at other frequencies; frequency {worst} is {float(changed[worst]):.5g} "
-        f"instead of {float(rotation.inverse[worst]):.5g}"
-    )
+    about = {"value": float(changed[worst]), "expected": float(rotation.inverse[worst])}
+    text = said("fit.rope_frequencies", index=worst, **about)
     ratios = (changed / rotation.inverse)[:LISTED].tolist()
     other = replace(rotation, inverse=changed)
     return _made(measured, "rope_frequencies", other, x, text, {"ratios": ratios}, len(errors))
@@ -67,7 +66,7 @@ def _made(
     kind: str,
     rotation: Rotation,
     x: Tensor,
-    text: str,
+    text: Said,
     parameters: Mapping[str, Any],
     free: int = 0,
     angles: Tensor | None = None,
@@ -80,16 +79,16 @@ def _made(
 
 
 def _forms(measured: Measured, rotation: Rotation, x: Tensor) -> Iterator[Proposal]:
-    names = {True: "interleaved pairs (gptj)", False: "halves (neox)"}
+    names = {True: said("fit.pairs"), False: said("fit.halves")}
     other = replace(rotation, interleaved=not rotation.interleaved)
-    text = f"pairs are {names[other.interleaved]}, {names[rotation.interleaved]} are expected"
+    text = said("fit.rope_pairing", found=names[other.interleaved], expected=names[rotation.interleaved])
     yield _made(measured, "rope_pairing", other, x, text, {"interleaved": other.interleaved})
-    words = "the angles have the wrong sign"
+    words = said("fit.rope_sign")
     yield _made(measured, "rope_direction", replace(rotation, inverse=-rotation.inverse), x, words, {})
     once = rotation.apply(x, measured.case.positions)
-    yield _made(measured, "rope_twice", rotation, once, "it is applied twice", {})
+    yield _made(measured, "rope_twice", rotation, once, said("fit.rope_twice"), {})
     plain = replace(rotation, inverse=torch.zeros_like(rotation.inverse), factor=1.0)
-    yield _made(measured, "rope_missing", plain, x, "it is not applied", {})
+    yield _made(measured, "rope_missing", plain, x, said("fit.rope_missing"), {})
 
 
 def _precisions(measured: Measured, rotation: Rotation, x: Tensor) -> Iterator[Proposal]:
@@ -110,13 +109,13 @@ def _precisions(measured: Measured, rotation: Rotation, x: Tensor) -> Iterator[P
         }
         for what, angles in made.items():
             if bool(torch.isfinite(angles).all()):
-                text = f"{what} are rounded to {name} before cos and sin; the error grows with the position"
+                text = said("fit.rope_precision", what=what, dtype=name)
                 yield _made(measured, "rope_precision", rotation, x, text, {"dtype": name, "of": what}, 0, angles)
         angles = rotation.angles(measured.case.positions)
         turn = torch.complex(low(angles.cos() * rotation.factor), low(angles.sin() * rotation.factor))
         value = rotation.joined(rotation.pairs(x) * turn[:, None], x)
         magnitude = rotation.magnitude(x, angles, rotation.factor, getattr(torch, measured.case.dtype))
-        text = f"cos and sin are rounded to {name}"
+        text = said("fit.rope_table", dtype=name)
         parameters = {"dtype": name, "of": "cos and sin"}
         yield proposal(measured, "rope_precision", Exact(value, magnitude), text, parameters)
 
@@ -126,23 +125,23 @@ def _scalings(measured: Measured, rotation: Rotation, x: Tensor) -> Iterator[Pro
     case = measured.case
     rope = dict(case.parameters["rope"])
     size = case.bad.shape[-1]
-    variants: dict[str, dict[str, Any]] = {}
+    variants: list[tuple[Said, dict[str, Any]]] = []
     kind = rope.get("rope_type", "default")
     if kind != "default":
-        variants[f"the scaling of type {kind} is ignored"] = {**rope, "rope_type": "default"}
+        variants.append((said("fit.scaling_ignored", type=kind), {**rope, "rope_type": "default"}))
         for other in ("linear", "dynamic", "llama3", "yarn"):
             if other != kind:
-                variants[f"scaling of type {other} instead of {kind}"] = {**rope, "rope_type": other}
+                variants.append((said("fit.scaling_type", type=other, expected=kind), {**rope, "rope_type": other}))
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        variants["all channels are rotated"] = {**rope, "partial_rotary_factor": 1.0}
-    for words, changed in variants.items():
+        variants.append((said("fit.all_rotated"), {**rope, "partial_rotary_factor": 1.0}))
+    for words, changed in variants:
         other_rotation = Rotation.of({**case.parameters, "rope": changed}, size, case.positions)
         if other_rotation is not None:
             parameters = {"rope": {key: value for key, value in changed.items() if not isinstance(value, (list, dict))}}
             yield _made(measured, "rope_scaling", other_rotation, x, words, parameters)
     if rotation.factor != 1.0:
-        words = f"the factor {rotation.factor:.5g} on cos and sin is missing"
-        yield _made(measured, "rope_scaling", replace(rotation, factor=1.0), x, words, {"factor": 1.0})
+        missing = said("fit.rope_factor", factor=rotation.factor)
+        yield _made(measured, "rope_scaling", replace(rotation, factor=1.0), x, missing, {"factor": 1.0})
 
 
 def _bases(measured: Measured, rotation: Rotation, x: Tensor, seen: Tensor) -> Iterator[Proposal]:
@@ -155,7 +154,7 @@ def _bases(measured: Measured, rotation: Rotation, x: Tensor, seen: Tensor) -> I
             continue
         # A scaled embedding stays scaled: only the base changes.
         inverse = rotation.inverse * (expected / base) ** exponents
-        text = f"the base is {base:.6g} instead of {expected:.6g}"
+        text = said("fit.rope_base", base=base, expected=expected)
         changed = replace(rotation, inverse=inverse)
         yield _made(measured, "rope_base", changed, x, text, {"base": base, "expected": expected}, free)
 
@@ -165,9 +164,7 @@ def _stretches(measured: Measured, rotation: Rotation, x: Tensor, seen: Tensor) 
     fitted = fit_stretch(seen, measured.case.positions, rotation.inverse, STRETCHES)
     one = [] if len(measured.case.positions.unique()) == 1 else [(fitted, 1)]  # at one position that is another one
     for factor, free in (*((known, 0) for known in STRETCHES), *one):
-        text = f"all angles are {factor:.5g} times what is expected: linear scaling is " + (
-            "missing" if factor > 1 else "applied"
-        )
+        text = said("fit.rope_not_stretched" if factor > 1 else "fit.rope_stretched", factor=factor)
         changed = replace(rotation, inverse=rotation.inverse * factor)
         yield _made(measured, "rope_stretch", changed, x, text, {"factor": factor}, free)
 
@@ -183,16 +180,17 @@ def _positions(measured: Measured, rotation: Rotation, x: Tensor, seen: Tensor) 
     moved = (used - positions)[wrong]
     shift = int(moved.mode().values)
     end = int(used[wrong].mode().values)
-    tried: list[tuple[str, Tensor, dict[str, Any], int]] = []
+    tried: list[tuple[Said, Tensor, dict[str, Any], int]] = []
     if shift:
-        tried.append((f"positions are moved by {shift:+d}", positions + shift, {"offset": shift}, 1))
+        tried.append((said("fit.positions_moved", shift=shift), positions + shift, {"offset": shift}, 1))
     if end < int(positions.max()):
-        words = f"positions end at {end}: the table of cos and sin is shorter than the sequence"
+        words = said("fit.positions_end", end=end)
         tried.append((words, positions.clamp_max(end), {"end": end}, 1))
     own = torch.where(wrong, used, positions)
     pairs = torch.stack((positions[wrong], used[wrong]), 1)[:LISTED].tolist()
-    listed = ", ".join(f"{one} at {at}" for at, one in pairs[:6])
-    many = f"{int(wrong.sum())} rows have other positions: {listed}" + (" …" if len(pairs) > 6 else "")
+    listed = [said("fit.position_at", used=one, at=at) for at, one in pairs[:6]]
+    more = " …" if len(pairs) > 6 else ""
+    many = said("fit.positions_other", count=int(wrong.sum()), listed=listed, more=more)
     tried.append((many, own, {"positions": pairs}, int(wrong.sum())))
     for words, given, parameters, free in tried:
         angles = given.to(WIDE)[:, None] * rotation.inverse[None, :]

@@ -8,6 +8,7 @@ import torch
 
 from align.fits.fit import Proposal
 from align.fits.measured import Measured
+from align.sentences import said
 
 Tensor = torch.Tensor
 
@@ -27,10 +28,9 @@ def propose(measured: Measured) -> Iterator[Proposal]:
         total = kept.sum(-1, keepdim=True)
         for normal, value in (("renormalised", kept / torch.where(total == 0, 1.0, total)), ("not renormalised", kept)):
             for factor in dict.fromkeys((1.0, scaling, scaling**2)):
-                scaled = "not scaled" if factor == 1.0 else f"scaled by {factor:g}"
                 made = measured.whole(value * factor)
-                words = f"{name}, {normal}, {scaled}"
+                words = said("fit.router", function=name, normal=normal)
+                if factor != 1.0:
+                    words = said("fit.router_scaled", function=name, normal=normal, factor=factor)
                 parameters = {"function": name, "renormalised": normal == "renormalised", "scaling": factor}
-                yield Proposal(
-                    "router_weights", made, measured.typical_bound(made), f"the weights are {words}", parameters
-                )
+                yield Proposal("router_weights", made, measured.typical_bound(made), words, parameters)

@@ -10,6 +10,7 @@ import torch
 from align.fits.factors import tolerance
 from align.fits.fit import Proposal
 from align.fits.measured import Measured
+from align.sentences import Said, said
 
 Tensor = torch.Tensor
 
@@ -20,18 +21,18 @@ def propose(measured: Measured) -> Iterator[Proposal]:
     size = prod(measured.shape)
     same_shape = {name: x for name, x in case.inputs.items() if x.shape == case.bad.shape and name != "weight"}
     for name, tensor in same_shape.items() if case.operator != "add" else ():  # a sum has terms
-        yield _equals(measured, "skipped", tensor, f"the result is the input {name}, unchanged", {"input": name})
+        yield _equals(measured, "skipped", tensor, said("fit.unchanged", name=name), {"input": name})
     if case.previous is not None and case.previous.shape[1:] == case.bad.shape[1:]:
         held = case.previous[: measured.shape[0]]
         if held.shape == case.bad.shape:
-            yield _equals(measured, "stale", held, "the result is what its buffer held before", {})
+            yield _equals(measured, "stale", held, said("fit.stale"), {})
     for name, tensor in case.others.items():
         if tensor.numel() == size and tensor.is_floating_point() and tensor.shape[0] == case.bad.shape[0]:
-            yield _equals(measured, "exchanged", tensor, f"the result is what {name} should be", {"other": name})
+            yield _equals(measured, "exchanged", tensor, said("fit.exchanged", name=name), {"other": name})
     yield from _terms(measured, same_shape)
 
 
-def _equals(measured: Measured, kind: str, tensor: Tensor, text: str, parameters: dict[str, str]) -> Proposal:
+def _equals(measured: Measured, kind: str, tensor: Tensor, text: Said, parameters: dict[str, str]) -> Proposal:
     value = measured.whole(tensor)
     return Proposal(kind, value, measured.typical_bound(value), text, parameters)
 
@@ -67,13 +68,9 @@ def _times(measured: Measured, name: str, term: Tensor, own: bool) -> Iterator[P
             break
     if free and not own:  # any tensor correlates a little with any error
         return
-    words = {-1.0: f"{name} is left out", 1.0: f"{name} is added twice"}.get(
-        times, f"{name} is added {1 + times:.4g} times"
-    )
-    if not own:
-        words = {-1.0: f"{name} is subtracted", 1.0: f"{name} is added as well"}.get(
-            times, f"{times:.4g} times {name} is added as well"
-        )
+    keys = {-1.0: "fit.left_out", 1.0: "fit.added_twice"} if own else {-1.0: "fit.subtracted", 1.0: "fit.added"}
+    key = keys.get(times, "fit.added_times" if own else "fit.times_added")
+    words = said(key, name=name, times=1 + times if own else times)
     kind = "term_missing" if times == -1.0 and own else "term_added"
     value = measured.ref + times * term
     # The terms may be rounded by themselves, and cancel afterwards.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from align.compare.coverage import percent_text
+from align.report.reach import Claim, onset_of
 from align.result.schema import Result
+from align.sentences import raw, said
 
-#: Key in the words, and what fills its sentence. Values that start with ``@`` are keys themselves.
-Claim = tuple[str, dict[str, Any]]
 #: Names that a sentence lists.
 _LISTED = 6
+#: Share of the channels from which on they are counted and not listed.
+_MOST = 0.5
 _SIDES = ("candidate", "reference")
 
 
@@ -25,8 +26,11 @@ def symptom(result: Result) -> list[Claim]:
     seen = result.symptom
     if seen is None or not seen.names:
         return []
-    found: list[Claim] = [("symptom.names", {"names": "; ".join(seen.names)})]
-    found += [("symptom.row", {"row": one.row, "why": one.why}) for one in seen.rows if one.state == "shown"]
+    names_ = said("list.semicolon", parts=seen.names_told or [raw(one) for one in seen.names])
+    found: list[Claim] = [("symptom.names", {"names": names_})]
+    found += [
+        ("symptom.row", {"row": one.row, "why": one.told or raw(one.why)}) for one in seen.rows if one.state == "shown"
+    ]
     paths = {"suggested": ", ".join(seen.suggested), "found": ", ".join(seen.found)}
     if seen.agree is not None:
         found.append(("symptom.agree" if seen.agree else "symptom.disagree", paths))
@@ -161,8 +165,7 @@ def walked(result: Result, lang: str) -> list[Claim]:
 
 
 def _walked(result: Result, lang: str) -> Iterator[Claim]:
-    onsets = [(one.evidence.get("phases") or {}).get("onset") for one in result.findings]
-    onset = next((one for one in onsets if one is not None), None)
+    onset = next((stage for one in result.findings if (stage := onset_of(one)) is not None), None)
     if onset is not None:
         yield f"walked.onset {onset}", {}
     if result.alone is not None:
@@ -170,20 +173,40 @@ def _walked(result: Result, lang: str) -> Iterator[Claim]:
         if alone.reproduced:
             yield "walked.alone", {"request": alone.request, "checkpoint": alone.checkpoint}
         else:
-            yield "walked.batched", {"request": alone.request, "found": alone.found or "@walked.nothing"}
+            found_there = "@walked.nothing" if alone.found is None else raw(alone.found)
+            yield "walked.batched", {"request": alone.request, "found": found_there}
         if alone.verified:
-            yield "walked.verified", {"layers": names([f"{layer}: {state}" for layer, state in alone.verified.items()])}
+            states = [said("alone.layer", layer=layer, state=state) for layer, state in alone.verified.items()]
+            yield "walked.verified", {"layers": said("list.comma", parts=states[:_LISTED])}
     found = result.diagnosis
     if found is not None:
-        ratios = names([f"{side} {_ratio(one.ratio)} ({one.verdict})" for side, one in found.sides.items()])
-        yield "walked.oracle", {"why": found.why, "ratios": ratios or "-"}
+        sides = [
+            said("oracle.ratio", side=side, ratio=one.ratio, verdict=one.verdict) for side, one in found.sides.items()
+        ]
+        yield "walked.oracle", {"why": found.told or raw(found.why), "ratios": said("list.comma", parts=sides)}
         if found.fits:
             first = found.fits[0]
-            yield "walked.fault", {"sentence": first.sentence[lang].rstrip(".。"), "text": first.text}
+            yield (
+                "walked.fault",
+                {"sentence": first.sentence[lang].rstrip(".。"), "text": first.told or raw(first.text)},
+            )
         if found.channels_total:
-            listed = names([str(channel) for channel in found.channels], 2 * _LISTED)
-            yield "walked.channels", {"channels": listed, "total": found.channels_total}
+            yield _channels(found.channels, found.channels_total, found.channels_of)
+        if found.heads:
+            yield "walked.heads", {"heads": names([str(head) for head in found.heads], 2 * _LISTED)}
 
 
-def _ratio(value: float | str) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def _channels(found: Sequence[int], total: int, every: int | None) -> Claim:
+    """A list says something only while it is short, or most channels are not in it."""
+    if every is not None and total == every:
+        return "walked.all_channels", {"every": every}
+    if (every is not None and total > _MOST * every) or total > len(found):
+        return (
+            ("walked.most_channels", {"total": total, "every": every})
+            if every
+            else ("walked.many_channels", {"total": total})
+        )
+    listed = names([str(channel) for channel in found[:total]], 2 * _LISTED)
+    if every is None:
+        return "walked.listed_channels", {"channels": listed, "total": total}
+    return "walked.channels", {"channels": listed, "total": total, "every": every}

@@ -16,12 +16,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from align.errors import UserError
 from align.findings import PATHS
 from align.knowledge import PATHS_ZH, Entry, Text, knowledge
-from align.report import claims
+from align.report import claims, reach
 from align.report.markdown import Markdown, escape, fence
 from align.report.words import LANGUAGES, TEMPLATES, Words, words_of
 from align.result.parts import Condition, Fact, Finding, WalkStep
 from align.result.schema import Result
 from align.run.plan import SIMULATED
+from align.sentences import is_said, raw, text_of
 
 #: Findings that are told in full, and rows of a table.
 FINDINGS, ROWS = 6, 24
@@ -57,6 +58,7 @@ def render(result: Result, lang: str = "en") -> str:
         w=view.word,
         n=number,
         claims=claims,
+        reach=reach,
         FINDINGS=FINDINGS,
         ROWS=ROWS,
         LANG=lang,
@@ -76,6 +78,7 @@ class View:
 
     def __init__(self, result: Result, words: Words) -> None:
         self._result, self._words = result, words
+        self._colon, self._comma = words("label.colon"), words("label.comma")
 
     def say(self, key: str, /, **values: Any) -> Markdown:
         """A sentence. Its own marks are Markdown; what fills it is escaped. A value ``@KEY`` is a sentence too."""
@@ -84,7 +87,24 @@ class View:
     def _value(self, value: Any) -> Markdown:
         if isinstance(value, str) and value.startswith("@") and self._words.has(value[1:]):
             return escape(self._words(value[1:]))
+        if is_said(value):
+            return self.told(value)
+        if isinstance(value, (list, tuple)):
+            return escape(claims.names([str(one) for one in value]))
+        if value == "-":
+            return escape(self._words("label.none"))
         return escape(value if isinstance(value, Markdown) else number(value))
+
+    def told(self, sentence: Mapping[str, Any] | None, text: str = "") -> Markdown:
+        """What was found, in this language; ``text`` as a quotation where it was not kept as data."""
+        try:
+            return escape(text_of(sentence or raw(text), self._words.language))
+        except KeyError:  # of another version
+            return escape(text_of(raw(text), self._words.language))
+
+    def quoted(self, text: str) -> Markdown:
+        """Text of the engines, of a file or of another part that is kept in its own language."""
+        return self.told(None, text) if text else Markdown("")
 
     def word(self, group: str, text: str | None, otherwise: str = "label.not_known") -> str:
         """The word for a value of a fixed set."""
@@ -111,14 +131,14 @@ class View:
         """Value, and for what was derived where it was seen."""
         value = escape(self.word("value", fact.value, "status.unknown"))
         where = self._where(fact)
-        return Markdown(f"{value}: {where}") if where and fact.status != "answered" else value
+        return Markdown(f"{value}{self._colon}{where}") if where and fact.status != "answered" else value
 
     def seen(self, fact: Fact) -> Markdown:
         """What the run saw where the user answered."""
         if fact.status != "answered" or fact.observed is None:
             return Markdown("")
         value, where = escape(self.word("value", fact.observed)), self._where(fact)
-        return Markdown(f"{value}: {where}") if where else value
+        return Markdown(f"{value}{self._colon}{where}") if where else value
 
     def _where(self, fact: Fact) -> str:
         about = fact.about
@@ -131,20 +151,23 @@ class View:
         return ""
 
     def phase(self) -> str:
-        """Of seed 000: prefill, decode or both."""
-        phases = self._result.scope.phases
-        if phases:
-            return ", ".join(self.word("phase", phase) for phase in phases)
-        first = None if self._result.tokens is None else self._result.tokens.first
-        if first is not None:
+        """Of seed 000: prefill, decode or both; of the headline, as everywhere in the report."""
+        result = self._result
+        found = reach.phase_of(result.findings[0]) if result.findings else "phase.unknown"
+        first = None if result.tokens is None else result.tokens.first
+        if found == "phase.unknown" and first is not None:
             return self.word("phase", "prefill" if first.index == 0 else "decode")
-        return self.word("phase", "both" if self._result.verdict != "aligned" else "nothing")
+        return self._words("phase.nothing" if result.verdict == "aligned" else found)
+
+    def phase_of(self, finding: Finding) -> str:
+        return self._words(reach.phase_of(finding))
 
     def module(self) -> Markdown:
         if not self._result.findings:
             return escape(self._words("label.none" if self._result.verdict == "aligned" else "label.not_known"))
         first = self._result.findings[0]
-        return Markdown(f"{self.path(first)}: {escape(first.kind)} {self.place(first)}".rstrip())
+        parts = [self.word("kind", first.kind), *([first.checkpoint] if first.checkpoint else []), self._side(first)]
+        return Markdown(f"{self.path(first)}{self._colon}{escape(self._comma.join(parts))}")
 
     # ------------------------------------------------------------------------------------------------------- cause
 
@@ -166,7 +189,7 @@ class View:
         table = knowledge()
         return [table.entries[kind] for kind in dict.fromkeys(kinds) if kind in table.entries]
 
-    def told(self, text: Text) -> str:
+    def known_text(self, text: Text) -> str:
         return text.of("en" if self._words.language == "en" else "zh")
 
     def files(self, entry: Entry) -> list[str]:
@@ -178,11 +201,36 @@ class View:
         )
 
     def what_next(self, finding: Finding) -> Markdown:
-        return self._told("next", finding) or escape(finding.next)
+        """With the first file and line to read, where one is known."""
+        text, place = self._told("next", finding) or self.quoted(finding.next), reach.begin_at(finding)
+        return Markdown(text.rstrip(".。") + self.say("next.begin", place=place)) if place else text
+
+    def next_step(self) -> Markdown:
+        """Of the whole result."""
+        result = self._result
+        if result.findings:
+            return self.what_next(result.findings[0])
+        key = f"next.aligned {result.source}" if result.tokens is not None else "next.aligned tensors"
+        if result.verdict == "aligned" and self._words.language != "en" and self._words.has(key):
+            return self.say(key)
+        return self.quoted(result.next)
+
+    def evidence(self, finding: Finding) -> Markdown:
+        return self.told(finding.evidence.get("sentence"), str(finding.evidence.get("what", finding.summary)))
+
+    def transplant(self, one: Mapping[str, Any]) -> Markdown:
+        return self.told(one.get("sentence"), str(one.get("why", "")))
+
+    def first_difference(self) -> Markdown:
+        assert self._result.tokens is not None and self._result.tokens.first is not None
+        first = self._result.tokens.first
+        about = {name: getattr(first, name) for name in ("request", "index", "candidate_id", "reference_id")}
+        return self.say("verify.first", **about, why=self.told(first.told, first.why))
 
     def _told(self, group: str, finding: Finding) -> Markdown | None:
         """The sentence of a finding's kind; ``None`` if there is none, or its evidence lacks what that needs."""
         known = {**finding.evidence, "side": self._side(finding), "checkpoint": finding.checkpoint or "-"}
+        known.setdefault("numbers", known.get("said"))
         if "inputs_state" in known:
             known["inputs_state"] = self.word("tensor", str(known["inputs_state"]))
         try:
@@ -208,13 +256,29 @@ class View:
         return self.word("side", finding.side or "both")
 
     def place(self, finding: Finding) -> Markdown:
-        """Checkpoint, requests, positions, ranks, as far as the finding has them."""
+        """Checkpoint, request, position, rank, as far as the finding has them."""
         parts = [] if finding.checkpoint is None else [escape(finding.checkpoint)]
-        for label in ("requests", "positions", "ranks"):
-            found = [str(one) for one in getattr(finding, label)]
+        for label in ("request", "position", "rank"):
+            found = [str(one) for one in getattr(finding, f"{label}s")]
             if found:
-                parts.append(Markdown(f"{self._words(f'label.{label}')} {escape(claims.names(found))}"))
-        return Markdown(", ".join(parts))
+                words = self._words(f"label.{label}{'' if len(found) == 1 else 's'}")
+                parts.append(Markdown(f"{words} {escape(claims.names(found))}"))
+        return Markdown(self._comma.join(parts))
+
+    def place_label(self, finding: Finding) -> str:
+        worst = reach.is_worst_alone(finding) and finding.positions
+        return self._words("label.worst_place" if worst else "label.place")
+
+    def accused(self, name: str) -> Markdown:
+        """Of a row of the table of checkpoints: that a finding names it."""
+        sides = [self._side(one) for one in self._result.findings if name in (one.checkpoint, one.evidence.get("name"))]
+        return self.say("verify.accused", side=sides[0]) if sides else Markdown("")
+
+    def two_tests(self) -> bool:
+        """Whether an accused checkpoint's row does not show that it is wrong."""
+        tensors = self._result.tensors
+        shown = {} if tensors is None else {one.name: one.verdict for one in tensors.shown}
+        return any(shown.get(one.checkpoint or "") in ("equal", "within") for one in self._result.findings)
 
     # ------------------------------------------------------------------------------------------------------ the rest
 
@@ -226,10 +290,14 @@ class View:
         return next((self._words(key) for key in keys if self._words.has(key)), step.why)
 
     def walk_found(self, step: WalkStep) -> Markdown:
+        about = dict(step.about)
+        for name, group in (("side", "side"), ("verdict", "transplant")):
+            if name in about:
+                about[name] = self.word(group, str(about[name]))
         try:
-            return self.say(f"found.{step.stage}", **step.about) if step.about else escape(step.found)
+            return self.say(f"found.{step.stage}", **about) if about else self.quoted(step.found)
         except KeyError:  # a stage or a number that this version does not know
-            return escape(step.found)
+            return self.quoted(step.found)
 
     def typed(self) -> Markdown:
         words = [*self._result.command[:1], *self._result.environment.argv[1:]]

@@ -10,7 +10,9 @@ import unicodedata
 from typing import Any
 
 #: Characters that mean something anywhere in a line.
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$@^])")
+_SPECIAL = re.compile(r"([\\`*{}\[\]<>#|~&$@^])")
+#: Underscores between two letters or digits are always text: ``rms_norm`` stays legible as it is.
+_UNDERSCORES = re.compile(r"(?<![A-Za-z0-9_])_+|_+(?![A-Za-z0-9_])")
 #: What would open a list, a heading's underline or a quotation at the beginning of a line.
 _OPENING = re.compile(r"^()([-+=])")
 _NUMBERED = re.compile(r"^(\d+)([.)])(?!\d)")
@@ -33,7 +35,7 @@ def escape(value: Any) -> Markdown:
     if isinstance(value, Markdown):
         return value
     text = visible(" ".join(str(value).split()))
-    text = _SPECIAL.sub(r"\\\1", text)
+    text = _UNDERSCORES.sub(lambda run: r"\_" * len(run[0]), _SPECIAL.sub(r"\\\1", text))
     for pattern in (_OPENING, _NUMBERED, _LINK, _WWW):
         text = pattern.sub(r"\1\\\2", text)
     return Markdown(_EMOJI.sub(r"\\:", text))

@@ -16,6 +16,11 @@ from align.findings import Finding
 _SHOWN_LAYERS = 12
 _SHOWN_MISSING = 4
 _STYLES = {"equal": "green", "within": "green", "beyond": "red"}
+_TWO_TESTS = (
+    "These are two tests: the table compares the sides, where rounding adds up from layer to layer (wide bounds); an "
+    "operator is accused by its own error, recomputed from the inputs that its own side recorded (narrow bounds), and "
+    "weights when they differ from the checkpoint's files."
+)
 _INPUTS = {
     "equal": "its inputs are equal",
     "within": "its inputs agree within rounding",
@@ -48,7 +53,12 @@ def show_tensors(
     headline = _headline(tensors, findings) or first
     if headline is not None and headline.metrics is not None:
         console.print(f"{headline.name}: {seed_numbers(headline)}", highlight=False, markup=False)
-    _show_layers(console, tensors, verbose)
+    accused = _accused(tensors, findings)
+    _show_layers(console, tensors, verbose, accused)
+    hidden = [f"{one.name} ({one.verdict})" for one in accused if one.verdict in ("equal", "within")]
+    if hidden:
+        words = f"accused: {', '.join(hidden)}. {_TWO_TESTS}"
+        console.print(words, highlight=False, markup=False, soft_wrap=True)
     if tensors.policy.floor is not None and tensors.policy.name == "derived":
         words = f"between the sides the {tensors.policy.floor.words} judges, where it knows a checkpoint's kind"
         console.print(words, highlight=False, markup=False, soft_wrap=True)
@@ -85,7 +95,7 @@ def _headline(tensors: TensorComparison, findings: Sequence[Finding]) -> Checkpo
 
 
 def seed_numbers(one: CheckpointComparison) -> str:
-    """The seeds' three numbers and what their thresholds say."""
+    """The numbers that the project's alignment guide (seed 003) asks for, and what its thresholds say."""
     metrics = one.metrics
     assert metrics is not None
     if metrics.equal:
@@ -97,7 +107,7 @@ def seed_numbers(one: CheckpointComparison) -> str:
         f"{name} {_number(value)}"
         for name, value in (("max abs", metrics.max_abs), ("max rel", metrics.max_rel), ("cosine", metrics.cosine))
     )
-    return f"{numbers} (the seeds' threshold: {passes}); relative L2 {_number(metrics.rel_l2)}"
+    return f"{numbers} (the alignment guide's thresholds: {passes}); relative L2 {_number(metrics.rel_l2)}"
 
 
 def _number(value: float | None) -> str:
@@ -127,15 +137,27 @@ def _named(coverage: Coverage, names: Sequence[str]) -> str:
     return shown + ("" if len(names) <= _SHOWN_MISSING else f" and {len(names) - _SHOWN_MISSING} more")
 
 
-def _show_layers(console: Console, tensors: TensorComparison, verbose: bool) -> None:
+def _accused(tensors: TensorComparison, findings: Sequence[Finding]) -> list[CheckpointComparison]:
+    """The checkpoints that findings name, each once."""
+    names = dict.fromkeys(finding.checkpoint for finding in findings if finding.checkpoint is not None)
+    return [one for name in names if (one := tensors.get(name)) is not None]
+
+
+def _show_layers(
+    console: Console, tensors: TensorComparison, verbose: bool, accused: Sequence[CheckpointComparison]
+) -> None:
     groups: dict[str, list[CheckpointComparison]] = {}
     for one in tensors.checkpoints:
         groups.setdefault(f"layer {one.layer}" if one.layer is not None else one.name, []).append(one)
     rows = [(place, members, _worst(members)) for place, members in groups.items()]
     if not verbose and len(rows) > _SHOWN_LAYERS:
-        # Both ends, and every place where something is beyond.
+        # Both ends, and every place where something is beyond or accused.
         kept = {*range(4), *range(len(rows) - 4, len(rows))}
-        kept |= {index for index, (_, members, _) in enumerate(rows) if any(m.verdict == "beyond" for m in members)}
+        kept |= {
+            index
+            for index, (_, members, _) in enumerate(rows)
+            if any(one.verdict == "beyond" or one in accused for one in members)
+        }
         chosen = [rows[index] for index in sorted(kept)][: 2 * _SHOWN_LAYERS]
     else:
         chosen = rows
@@ -151,11 +173,17 @@ def _show_layers(console: Console, tensors: TensorComparison, verbose: bool) -> 
             *(str(count or "-") for count in (*counts, rest)),
             Text("-" if worst is None else worst.kind or worst.name),
             "-" if worst is None or worst.metrics is None else _number(worst.metrics.rel_l2),
-            Text(verdict + _estimated(verdict, members), style=_STYLES.get(verdict, "yellow")),
+            _judged(verdict, members, accused),
         )
     console.print(table)
     if len(chosen) < len(rows):
         console.print(f"  … {len(rows) - len(chosen)} more layers: --verbose shows them", highlight=False)
+
+
+def _judged(verdict: str, members: Sequence[CheckpointComparison], accused: Sequence[CheckpointComparison]) -> Text:
+    """A layer's verdict, and whether a finding names something in it."""
+    text = Text(verdict + _estimated(verdict, members), style=_STYLES.get(verdict, "yellow"))
+    return text.append(", accused", style="bold red") if any(one in accused for one in members) else text
 
 
 def _estimated(verdict: str, members: Sequence[CheckpointComparison]) -> str:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from align.case.schema import Case
 from align.models.info import ModelInfo
 from align.report.conditions import show_conditions, show_settings
+from align.report.reach import begin_at
 from align.report.size import size_text
 from align.report.tensors import show_tensors
 from align.report.tokens import show_differences, show_tokens
@@ -40,8 +41,9 @@ def show_summary(
     report: Report,
     directory: Path,
     verbose: bool = False,
+    reports: Sequence[str] = ("report.md",),
 ) -> None:
-    """A joint run."""
+    """A joint run; ``reports`` are the names of the documents that it leaves."""
     generated = {
         role: {g.request: g.token_ids for g in side.free.generations} if side.free is not None else {}
         for role, side in outcome.sides.items()
@@ -52,7 +54,11 @@ def show_summary(
         show_settings(console, outcome)
     show_findings(console, report, case.candidate, case.reference, simulated, verbose)
     traces = " and ".join(str(directory / role) for role in outcome.sides)
-    console.print(f"run directory: {escape(str(directory))} (report.md, result.json)", highlight=False, soft_wrap=True)
+    console.print(
+        f"run directory: {escape(str(directory))} ({', '.join((*reports, 'result.json'))})",
+        highlight=False,
+        soft_wrap=True,
+    )
     if report.tensors is not None:
         again = escape(traces.replace(" and ", " "))
         console.print(f"judge it again: align compare {again}", highlight=False, soft_wrap=True)
@@ -189,14 +195,15 @@ def _unjudged_words(report: Report) -> str:
         return ""
     return (
         "; operators could not be judged: no inputs or weights; only differences beyond the wide bounds would be seen; "
-        "--policy seed judges by 1e-3"
+        "--policy seed judges by 1e-3, as the project's alignment guide does"
     )
 
 
 def next_step(report: Report, repeat: str = "") -> str:
     """What to do now."""
     if report.findings and report.findings[0].next:
-        return report.findings[0].next
+        place = begin_at(report.findings[0])
+        return report.findings[0].next + (f"; begin at {place}" if place else "")
     if report.verdict == "aligned" and not report.comparisons:
         return (
             "record both engines, so that tokens, conditions and each operator are judged as well: "

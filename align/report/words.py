@@ -8,13 +8,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from align.sentences import LANGUAGES, is_said, text_of
+
+__all__ = ["LANGUAGES", "TEMPLATES", "Words", "words_of"]
+
 #: Directory of the templates and words.
 TEMPLATES = Path(__file__).with_name("templates")
-LANGUAGES = ("en", "zh")
 
 
 class Words:
-    """One language. Calling it fills a sentence: ``words("found.conditions", ok=30, total=31, others="-")``.
+    """One language. Calling it fills a sentence: ``words("found.conditions", ok=30, total=31, others="-")``. A value
+    that is a sentence itself (:mod:`align.sentences`) is read in the same language.
 
     Raises:
         KeyError: no such key, or a value that the sentence needs is not given.
@@ -28,7 +32,8 @@ class Words:
         }
 
     def __call__(self, key: str, /, **values: Any) -> str:
-        return self.sentences[key].format(**values)
+        read = {name: text_of(value, self.language) if is_said(value) else value for name, value in values.items()}
+        return self.sentences[key].format(**read)
 
     def has(self, key: str) -> bool:
         return key in self.sentences

@@ -44,32 +44,6 @@ class Fact(Documented):
     """Numbers and names that it rests on."""
 
 
-class SymptomRow(Documented):
-    """One row of the seeds' symptom tables."""
-
-    row: str
-    """Its id, as ``align explain`` takes it."""
-    state: Literal["shown", "not shown", "not observable"]
-    """Whether this run shows it; not observable is no "not shown"."""
-    why: str
-    """What that rests on."""
-
-
-class Symptom(Documented):
-    """What the trouble looks like, and where the seeds' tables would look for it."""
-
-    names: list[str]
-    """The most telling first; empty if nothing was compared."""
-    rows: list[SymptomRow]
-    """Every row of the tables of seed 003 step 4 and seed 000 §2.1."""
-    suggested: list[str]
-    """Paths that the rows shown suggest, those that most rows name first."""
-    found: list[str]
-    """Paths of the findings, the headline's first. They win over what is suggested."""
-    agree: bool | None
-    """Whether the headline's path is among the suggested; null if there is nothing to agree about."""
-
-
 class Finding(Documented):
     """One thing that is wrong."""
 
@@ -89,110 +63,18 @@ class Finding(Documented):
     step: int | None = None
     """Engine step on that side, from 0; null if unknown or many."""
     requests: list[str] = Field(default_factory=list)
-    """Requests that show it; empty for all or unknown."""
+    """Requests that show it; of an ``operator``, ``collective``, ``unexplained`` or ``nonfinite`` the worst one alone
+    (``scope`` has the others). Empty for all or unknown."""
     positions: list[int] = Field(default_factory=list)
-    """Token positions that show it, from 0, worst first; empty for all or unknown."""
+    """Token positions that show it, from 0; of these kinds the worst one alone. Empty for all or unknown."""
     ranks: list[int] = Field(default_factory=list)
     """Ranks that show it; empty for all or unknown."""
     evidence: dict[str, Any] = Field(default_factory=dict)
-    """Numbers with their bounds, and names; ``what`` says it in words."""
+    """Numbers with their bounds, and names; ``what`` says it in words, ``sentence`` is the same as data."""
     next: str = ""
     """What to do next."""
     summary: str
     """All of it in one sentence."""
-
-
-class Scope(Documented):
-    """How far the trouble reaches. Empty lists mean none or not known, see the findings."""
-
-    origin_layers: list[int] = Field(default_factory=list)
-    """Layers where something goes wrong by itself."""
-    reached_layers: list[int] = Field(default_factory=list)
-    """Layers with a checkpoint that differs by more than rounding."""
-    checkpoints_beyond: int | None = None
-    """How many checkpoints differ by more than rounding; null without tensors."""
-    phases: list[str] = Field(default_factory=list)
-    """Phases that the findings name."""
-    requests: list[str] = Field(default_factory=list)
-    """Requests that a finding names or whose tokens really differ."""
-    ranks: list[int] = Field(default_factory=list)
-    """Ranks that a finding names."""
-
-
-class TokenDifference(Documented):
-    """One place where the sides prefer different tokens."""
-
-    request: str
-    """Its request."""
-    index: int
-    """Of the generated token, from 0."""
-    position: int | None
-    """In the sequence: prompt length + index."""
-    kind: Literal["token", "length", "nonfinite"]
-    """Different ids, an end on one side alone, or a logprob that is no number."""
-    candidate_id: int | None
-    """Null where the side has no token."""
-    reference_id: int | None
-    """Null where the side has no token."""
-    candidate_margin: Number | None
-    """How much the candidate prefers its own id, in natural-log probability; null if it lists only one of the two."""
-    reference_margin: Number | None
-    """The same of the reference."""
-    tolerance: Number
-    """What the measured noise allows, in natural-log probability."""
-    near_tie: bool
-    """Both margins are known and within the tolerance: no finding."""
-    why: str
-    """Reason, in words."""
-
-
-class TokenRequest(Documented):
-    """One request's tokens."""
-
-    request: str
-    """Its name."""
-    outcome: Literal["equal", "near_tie", "diverged"]
-    """Equal, different by near-ties only, or really different."""
-    equal: int
-    """Tokens that agree before the first difference (replay: in all)."""
-    compared: int
-    """Tokens with the same history on both sides, the first differing one included."""
-    total: int
-    """Tokens of the longer side."""
-
-
-class TokenRun(Documented):
-    """The tokens of one run of both sides."""
-
-    verdict: Literal["aligned", "diverged"]
-    """Of the tokens alone."""
-    noise: Number | None
-    """Largest difference of logprobs that both sides list, in natural-log probability; null if none was shared."""
-    floor: float
-    """Noise that is always allowed, in the same unit."""
-    cap: float
-    """Noise that is never exceeded, in the same unit."""
-    noise_above_cap: bool
-    """The logprobs differ by more than rounding explains, whatever the tokens say."""
-    requests: list[TokenRequest]
-    """In the reference's order."""
-    differences: list[TokenDifference]
-    """All that are comparable, request by request."""
-
-
-class Tokens(Documented):
-    """Greedy tokens."""
-
-    verdict: Literal["aligned", "diverged"]
-    """Of both runs together."""
-    total: int
-    """Tokens of the free run, over all requests."""
-    first: TokenDifference | None
-    """The earliest real difference; null if there is none."""
-    free: TokenRun
-    """Each side feeds its own tokens back."""
-    replay: TokenRun | None = None
-    """Both sides are forced along the reference's tokens; null if that was not done."""
 
 
 class Condition(Documented):
@@ -241,105 +123,6 @@ class SideStability(Documented):
     """Largest difference of the two runs' logprobs, in natural-log probability; null if it could not be measured."""
     first: dict[str, Any] | None = None
     """The first token that was not repeated: request, index, and the ids of both runs."""
-
-
-class Seen(Documented):
-    """Checkpoints seen of checkpoints that the model has."""
-
-    expected: int
-    """How many the model has."""
-    observed: int
-    """How many were seen in every step and on every rank."""
-    percent: float
-    """0 to 100."""
-    missing: list[str]
-    """Seen nowhere."""
-    partial: list[str]
-    """Not seen in some step or on some rank."""
-    why: dict[str, str]
-    """Reasons by name, where they are known."""
-
-
-class Coverage(Documented):
-    """How much was looked at. What was not is no pass."""
-
-    candidate: Seen
-    """What the candidate recorded."""
-    reference: Seen
-    """What the reference recorded."""
-    paired: Seen
-    """What was compared."""
-    demanded: float | None = None
-    """Percent without which nothing is called aligned; null if none was demanded."""
-
-
-class CheckpointNumbers(Documented):
-    """One checkpoint's distance between the sides. Null is not known, as of digests alone."""
-
-    name: str
-    """The checkpoint, or what a hand-written file is called."""
-    verdict: Literal["equal", "within", "beyond", "not observable", "not comparable"]
-    """By the policy in use."""
-    inputs: Literal["equal", "within", "beyond", "unknown"]
-    """What its inputs are."""
-    why: str
-    """Reason, with number and bound."""
-    rows: int
-    """Rows that were compared: one per request and position."""
-    estimated: bool
-    """From random projections, because a side kept no values."""
-    max_abs: Number | None
-    """Largest absolute difference of an element."""
-    max_rel: Number | None
-    """Largest relative difference of an element, in float32, denominator at least 1e-8 (seed 003)."""
-    max_rel_bound: float
-    """The seeds' threshold for it."""
-    seed: bool | None
-    """Whether the seeds' threshold accepts it."""
-    cosine: Number | None
-    """Of the two tensors as vectors; the seeds give no limit."""
-    rel_l2: Number | None
-    """Norm of the difference over the norm of the reference."""
-    rel_l2_bound: float
-    """What the policy allows: the derived bound at that depth, or the calibrated floor."""
-
-
-class Floor(Documented):
-    """A calibrated floor: how far right engines were apart in clean runs, which ``align calibrate`` measured."""
-
-    name: str
-    """Of the floor."""
-    simulated: bool
-    """Calibrated on a simulated device, which says nothing about real kernels."""
-    factor: float
-    """On all of its limits; 1 unless it was calibrated in other circumstances."""
-    why: str
-    """Of the factor; empty for 1."""
-    wider: bool
-    """Whether its limits may exceed the derived bounds: a simulated floor on hardware."""
-    judged: int
-    """Checkpoints that it judged; the others were judged by derived bounds."""
-
-
-class Tensors(Documented):
-    """The comparison of tensors in short."""
-
-    policy: Literal["derived", "seed"]
-    """What judges: allowances derived from dtype and depth, or the seeds' thresholds alone."""
-    floor: Floor | None = None
-    """The floor that narrows the derived allowances; null if these judge alone."""
-    counts: dict[str, int]
-    """Checkpoints by verdict."""
-    rows: int
-    """Paired rows: one per request and position. Of files that are compared by name, as many as the longest has."""
-    first_divergence: str | None
-    """The first checkpoint, layer 0 first, that rounding does not explain."""
-    beyond: list[str]
-    """All of these, in order."""
-    shown: list[CheckpointNumbers]
-    """The accused ones, the first divergence, and the one that is furthest apart."""
-    notes: list[str]
-    """What could not be checked."""
 
 
 class WeightsAudit(Documented):

@@ -11,21 +11,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from align.result.parts import (
-    Condition,
-    Coverage,
-    Documented,
-    Fact,
-    Finding,
-    Measure,
-    Scope,
-    SideStability,
-    Symptom,
-    Tensors,
-    Tokens,
-    WalkStep,
-    WeightsAudit,
-)
+from align.result.parts import Condition, Documented, Fact, Finding, Measure, SideStability, WalkStep, WeightsAudit
+from align.result.scope import Scope
+from align.result.symptom import Symptom
+from align.result.tensors import Coverage, Tensors
+from align.result.tokens import Tokens
 from align.result.walked import AloneTried, Diagnosed
 
 __all__ = ["CaseSummary", "Environment", "RequestSummary", "Result", "Timing", "json_schema", "without_times"]

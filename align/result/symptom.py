@@ -1,56 +1,79 @@
 """The symptom, derived from the run, and the paths that the seeds' symptom tables suggest for it.
 
-Every row of the tables of seed 000 §2.1 and seed 003 step 4 is answered: shown, not shown, or not observable in this
-run, with what that rests on. What was found wins over what the tables suggest, and the result says whether they agree.
+Every row of the tables of seed 000 §2.1 and seed 003 step 4 is answered (:mod:`align.result.symptom_rows`): shown, not
+shown, or not observable in this run, with what that rests on. What was found wins over what the tables suggest, and
+the result says whether they agree.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
-from statistics import median
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from adapters.base import Generation
-from align.checkpoints.table import parse
-from align.compare.host import KIND as HOST
-from align.compare.tokens import Difference, TokenComparison
+from pydantic import Field
+
 from align.findings import PATHS
 from align.knowledge import knowledge
 from align.result.ground import Ground
-from align.result.parts import Symptom, SymptomRow
+from align.result.parts import Documented
+from align.result.plain import plain
+from align.result.symptom_rows import SHOWN, Seen, answers, nonfinite, repeats, some_of_a_batch, unrelated
 from align.run.report import Report
+from align.sentences import Said, said, text_of, told
 
-#: Last tokens that are one short pattern over and over, and its length at most.
-REPEATED, PERIOD = 8, 3
-#: Of forced steps, the share that may prefer another id before the output counts as another text altogether.
-UNRELATED, LEAST_STEPS = 0.5, 8
-#: How much larger the later half's logprob difference is where it grows.
-GROWS = 2.0
-#: Layers that must be beyond, each further than the one before.
-BUILDS_UP = 3
 
-SHOWN, NOT_SHOWN, HIDDEN = "shown", "not shown", "not observable"
-Answer = tuple[str, str]
+class SymptomRow(Documented):
+    """One row of the seeds' symptom tables."""
+
+    row: str
+    """Its id, as ``align explain`` takes it."""
+    state: Literal["shown", "not shown", "not observable"]
+    """Whether this run shows it; not observable is no "not shown"."""
+    why: str
+    """What that rests on."""
+    told: dict[str, Any] = Field(default_factory=dict)
+    """The same as data; empty in results of an earlier version."""
+
+
+class Symptom(Documented):
+    """What the trouble looks like, and where the seeds' tables would look for it."""
+
+    names: list[str]
+    """The most telling first; empty if nothing was compared."""
+    names_told: list[dict[str, Any]] = Field(default_factory=list)
+    """The same as data."""
+    rows: list[SymptomRow]
+    """Every row of the tables of seed 003 step 4 and seed 000 §2.1."""
+    suggested: list[str]
+    """Paths that the rows shown suggest, those that most rows name first."""
+    found: list[str]
+    """Paths of the findings, the headline's first. They win over what is suggested."""
+    agree: bool | None
+    """Whether the headline's path is among the suggested; null if there is nothing to agree about."""
 
 
 def symptom_of(report: Report, ground: Ground) -> Symptom:
     """Of a comparison that ended anyhow."""
-    seen = _Seen(report, ground)
-    rows = [SymptomRow.model_validate({"row": row, "state": state, "why": why}) for row, (state, why) in _rows(seen)]
-    shown = [one.row for one in rows if one.state == SHOWN]
-    suggested = _suggested(shown)
+    seen = Seen(report, ground)
+    rows = [_row(row, state, told(why)) for row, (state, why) in answers(seen)]
+    suggested = _suggested([one.row for one in rows if one.state == SHOWN])
     found = [path for path in dict.fromkeys(one.path for one in report.findings) if path != "UNLOCATED"]
+    names = _names(seen)
     return Symptom.model_validate(
         {
-            "names": _names(seen),
+            "names": [text_of(one) for one in names],
+            "names_told": names,
             "rows": [one.model_dump() for one in rows],
             "suggested": suggested,
             "found": found,
             "agree": found[0] in suggested if found and suggested else None,
         }
     )
+
+
+def _row(row: str, state: str, why: Said) -> SymptomRow:
+    return SymptomRow.model_validate({"row": row, "state": state, "why": text_of(why), "told": plain(why)})
 
 
 def _suggested(shown: Sequence[str]) -> list[str]:
@@ -61,325 +84,27 @@ def _suggested(shown: Sequence[str]) -> list[str]:
     return sorted((path for path in votes if path != "UNLOCATED"), key=lambda path: (-votes[path], order.index(path)))
 
 
-class _Seen:
-    """What a run saw, as the rows ask for it."""
-
-    def __init__(self, report: Report, ground: Ground) -> None:
-        self.report, self.ground = report, ground
-        self.free: TokenComparison | None = report.comparisons.get("free")
-        self.replay: TokenComparison | None = report.comparisons.get("replay")
-        compared = [one for one in (self.free, self.replay) if one is not None]
-        #: Request → its earliest real difference, of either run.
-        self.first: dict[str, Difference] = {}
-        for one in (difference for comparison in compared for difference in comparison.differences):
-            before = self.first.get(one.request)
-            if not one.near_tie and (before is None or one.index < before.index):
-                self.first[one.request] = one
-        self.requests = [] if self.free is None else [one.request for one in self.free.requests]
-        self.differs = bool(self.first) or bool(report.findings)
-
-    @property
-    def tokens(self) -> bool:
-        return self.free is not None
-
-    def kinds(self) -> set[str]:
-        return {one.kind for one in self.report.findings}
-
-    def generations(self, runs: Mapping[str, Sequence[Generation]]) -> dict[str, tuple[Generation, Generation]]:
-        """Request → candidate's and reference's."""
-        sides = [{one.request: one for one in runs.get(side, ())} for side in ("candidate", "reference")]
-        return {name: (sides[0][name], sides[1][name]) for name in sides[0] if name in sides[1]}
-
-
-# --------------------------------------------------------------------------------------------------------------- names
-
-
-def _names(seen: _Seen) -> list[str]:
+def _names(seen: Seen) -> list[Said]:
     """What a person would call it, the most telling first."""
     if not seen.tokens and seen.report.tensors is None and not seen.report.stability:
         return []
-    found = []
+    found: list[Said] = []
     if not all(one.stable for one in seen.report.stability):
-        found.append("differs between runs")
-    if _nonfinite(seen)[0] == SHOWN:
-        found.append("NaN or infinite results")
+        found.append(said("named.unstable"))
+    if nonfinite(seen)[0] == SHOWN:
+        found.append(said("named.nonfinite"))
     for side, other in (("candidate", "reference"), ("reference", "candidate")):
         if any(one.kind == "length" and getattr(one, f"{side}_id") is None for one in seen.first.values()):
-            found.append(f"the {side} ends before the {other}")
-    if _repeats(seen):
-        found.append("one token or a short pattern over and over")
-    elif _unrelated(seen) is not None:
-        found.append("garbled")
+            found.append(said("named.ends", side=side, other=other))
+    if repeats(seen):
+        found.append(said("named.repeats"))
+    elif unrelated(seen) is not None:
+        found.append(said("named.garbled"))
     if seen.first:
         first = min(one.index for one in seen.first.values())
-        found.append("first token wrong" if first == 0 else f"wrong after {first} right tokens")
-        if _some_of_a_batch(seen)[0] == SHOWN:
-            found.append("wrong for some requests of a batch only")
+        found.append(said("named.first") if first == 0 else said("named.after", count=first))
+        if some_of_a_batch(seen)[0] == SHOWN:
+            found.append(said("named.some"))
     elif seen.report.findings:
-        found.append("tokens agree, something else does not" if seen.tokens else "tensors differ")
-    return found or (["no difference"] if seen.report.verdict == "aligned" else [])
-
-
-# ---------------------------------------------------------------------------------------------------------------- rows
-
-
-def _rows(seen: _Seen) -> list[tuple[str, Answer]]:
-    answers: tuple[tuple[str, Callable[[_Seen], Answer]], ...] = (
-        ("003-SY-1", _first_wrong),
-        ("003-SY-2", _drifts),
-        ("003-SY-3", _grows),
-        ("003-SY-4", _fixed_depth),
-        ("003-SY-5", _parallel_only),
-        ("003-SY-6", _batch_only),
-        ("003-S4-1", _growth_is_no_proof),
-        ("003-S4-2", _on_the_host),
-        ("003-S4-3", _one_request_first),
-        ("003-S4-4", _simplest_layout),
-        ("003-S4-5", _path_b_from_layer_0),
-        ("000-S2.1-1", _repeated_or_garbled),
-        ("000-S2.1-2", _drifts),
-        ("000-S2.1-3", _decode_far_off),
-        ("000-S2.1-4", _nonfinite),
-        ("000-S2.1-5", _builds_up),
-        ("000-S2.1-6", _some_of_a_batch),
-        ("000-S2.1-7", _quantised_only),
-        ("003-TS-06", _unstable),
-    )
-    return [(row, answer(seen)) for row, answer in answers]
-
-
-def _needs_tokens(seen: _Seen) -> Answer | None:
-    return None if seen.tokens else (HIDDEN, "no tokens were compared")
-
-
-def _first_wrong(seen: _Seen) -> Answer:
-    wrong = [name for name, one in seen.first.items() if one.index == 0]
-    return _needs_tokens(seen) or (
-        (SHOWN, f"the first token of {', '.join(wrong)} differs") if wrong else (NOT_SHOWN, "every first token agrees")
-    )
-
-
-def _drifts(seen: _Seen) -> Answer:
-    late = {name: one.index for name, one in seen.first.items() if one.index > 0}
-    if late:
-        return SHOWN, ", ".join(f"{name} differs after {index} right tokens" for name, index in late.items())
-    return _needs_tokens(seen) or (NOT_SHOWN, "no request differs at a later token first")
-
-
-def _gaps(one: Generation, other: Generation) -> list[float]:
-    """Of each step the largest difference of a logprob that both sides list; 0 where they list none in common."""
-    gaps = []
-    for mine, theirs in zip(one.steps, other.steps, strict=False):
-        known = dict(theirs.top)
-        apart = [abs(value - known[token]) for token, value in mine.top if token in known]
-        gaps.append(max((gap for gap in apart if isfinite(gap)), default=0.0))
-    return gaps
-
-
-def _grows(seen: _Seen) -> Answer:
-    pairs = seen.generations(seen.ground.replay)
-    if not pairs or seen.replay is None:
-        return HIDDEN, "only a run along the same tokens tells growth from drift, and there is none"
-    halves: tuple[list[float], list[float]] = ([], [])
-    for one, other in pairs.values():
-        gaps = _gaps(one, other)
-        for index, gap in enumerate(gaps):
-            halves[index >= len(gaps) / 2].append(gap)
-    if min(map(len, halves)) < LEAST_STEPS // 2:
-        return HIDDEN, "too few tokens were generated"
-    early, late = median(halves[0]), median(halves[1])
-    about = f"median difference of logprobs {early:.3g} in the first half of the tokens, {late:.3g} in the second"
-    grows = seen.differs and late > GROWS * early and late > seen.replay.policy.floor
-    return (SHOWN if grows else NOT_SHOWN), about
-
-
-def _fixed_depth(seen: _Seen) -> Answer:
-    if seen.report.tensors is None:
-        return HIDDEN, "no tensors were compared"
-    beyond = [one for one in seen.report.tensors.checkpoints if one.verdict == "beyond" and one.layer is not None]
-    moved = [one for one in seen.report.findings if one.kind != HOST or one.evidence.get("affected")]
-    origins = [one for one in moved if one.layer is not None and one.checkpoint is not None]
-    if origins:
-        first = min(origins, key=lambda one: parse(str(one.checkpoint)).order)
-        return SHOWN, f"it begins at layer {first.layer}, at {first.checkpoint}"
-    if beyond:
-        return SHOWN, f"tensors differ by more than rounding from {beyond[0].name} on"
-    return NOT_SHOWN, "no layer differs by more than rounding"
-
-
-def _world(seen: _Seen) -> int | None:
-    case = seen.ground.case
-    return None if case is None else case.layout.tp * case.layout.dp
-
-
-def _parallel_only(seen: _Seen) -> Answer:
-    world = _world(seen)
-    if not seen.differs:
-        return NOT_SHOWN, "nothing differs"
-    if world == 1:
-        return NOT_SHOWN, "one rank shows it"
-    if any(one.path == "C" for one in seen.report.findings):
-        return SHOWN, f"a collective of {world} ranks is wrong"
-    return HIDDEN, "run the simplest layout that holds the weights"
-
-
-def _batch_only(seen: _Seen) -> Answer:
-    case = seen.ground.case
-    if not seen.differs:
-        return NOT_SHOWN, "nothing differs"
-    if case is not None and (len(case.requests) == 1 or case.batch.max_batch == 1):
-        return NOT_SHOWN, "a request alone shows it"
-    alone = seen.report.alone
-    if alone is not None:
-        told = "shows the same" if alone.reproduced else "does not show it"
-        return NOT_SHOWN if alone.reproduced else SHOWN, f"request {alone.request} by itself {told}"
-    return HIDDEN, "run one request alone"
-
-
-def _growth_is_no_proof(seen: _Seen) -> Answer:
-    shown = _drifts(seen)[0] == SHOWN or _grows(seen)[0] == SHOWN
-    return (SHOWN, "it shows in later tokens") if shown else (NOT_SHOWN, "nothing builds up over the tokens")
-
-
-def _on_the_host(seen: _Seen) -> Answer:
-    found = next((one for one in seen.report.findings if one.kind == HOST), None)
-    if found is not None:
-        place = next(iter(found.evidence.get("moved_at") or found.evidence.get("made_at") or []), "")
-        return SHOWN, f"the {found.side} computes floats on the host: {place}"
-    return (
-        (HIDDEN, "no step was recorded") if seen.report.tensors is None else (NOT_SHOWN, "no float came from the host")
-    )
-
-
-def _unlocated(seen: _Seen) -> bool:
-    return bool(seen.report.findings) and all(one.path == "UNLOCATED" for one in seen.report.findings)
-
-
-def _one_request_first(seen: _Seen) -> Answer:
-    several = seen.ground.case is None or len(seen.ground.case.requests) > 1
-    shown = _unlocated(seen) and several
-    return (SHOWN, "no path was found, with several requests") if shown else (NOT_SHOWN, "not needed")
-
-
-def _simplest_layout(seen: _Seen) -> Answer:
-    shown = _unlocated(seen) and (_world(seen) or 1) > 1
-    return (SHOWN, "no path was found, on several ranks") if shown else (NOT_SHOWN, "not needed")
-
-
-def _path_b_from_layer_0(seen: _Seen) -> Answer:
-    shown = _unlocated(seen) and _one_request_first(seen)[0] != SHOWN and (_world(seen) or 1) == 1
-    return (SHOWN, "one request on one rank shows it, and no path was found") if shown else (NOT_SHOWN, "not needed")
-
-
-def _pattern(ids: Sequence[int]) -> int | None:
-    """Length of the pattern that the last ids repeat."""
-    tail = list(ids[-REPEATED:])
-    if len(tail) < REPEATED:
-        return None
-    return next((size for size in range(1, PERIOD + 1) if tail[size:] == tail[:-size]), None)
-
-
-def _repeats(seen: _Seen) -> list[str]:
-    """Requests that one side alone answers with one pattern over and over."""
-    pairs = seen.generations(seen.ground.free)
-    return [
-        name
-        for name, (one, other) in pairs.items()
-        if (_pattern(one.token_ids) is None) != (_pattern(other.token_ids) is None) and name in seen.first
-    ]
-
-
-def _unrelated(seen: _Seen) -> float | None:
-    """Share of the forced steps at which the sides prefer different ids, if that is most of them."""
-    if seen.replay is None:
-        return None
-    steps = sum(one.compared for one in seen.replay.requests)
-    apart = sum(not one.near_tie for one in seen.replay.differences)
-    return apart / steps if steps >= LEAST_STEPS and apart > UNRELATED * steps else None
-
-
-def _repeated_or_garbled(seen: _Seen) -> Answer:
-    repeated = _repeats(seen)
-    if repeated:
-        return SHOWN, f"one side repeats a pattern to the end of {', '.join(repeated)}, the other does not"
-    share = _unrelated(seen)
-    if share is not None:
-        return SHOWN, f"along the same tokens the sides prefer different ids at {share:.0%} of the steps"
-    return _needs_tokens(seen) or (NOT_SHOWN, "no side alone repeats itself, and most choices agree")
-
-
-def _decode_far_off(seen: _Seen) -> Answer:
-    if seen.replay is None:
-        return HIDDEN, "there is no run along the same tokens"
-    real = [one for one in seen.replay.differences if not one.near_tie]
-    steps = sum(max(0, one.compared - 1) for one in seen.replay.requests)
-    if any(one.index == 0 for one in real):
-        return NOT_SHOWN, "prefill differs too"
-    share = len(real) / steps if steps else 0.0
-    about = f"every first token agrees, and {len(real)} of {steps} later choices differ"
-    return (SHOWN if share > UNRELATED else NOT_SHOWN), about
-
-
-def _nonfinite(seen: _Seen) -> Answer:
-    token = next((one for one in seen.first.values() if one.kind == "nonfinite"), None)
-    if token is not None:
-        return SHOWN, f"a logprob of {token.request}, token {token.index}, is no number"
-    tensors = seen.report.tensors
-    if tensors is not None:
-        for one in tensors.checkpoints:
-            if one.metrics is not None and one.metrics.nonfinite:
-                return SHOWN, f"{one.metrics.nonfinite} elements of {one.name} are not finite"
-    if not seen.tokens and tensors is None:
-        return HIDDEN, "nothing was compared"
-    return NOT_SHOWN, "everything that was compared is finite"
-
-
-def _builds_up(seen: _Seen) -> Answer:
-    if seen.report.tensors is None:
-        return HIDDEN, "no tensors were compared"
-    inputs = [one for one in seen.report.tensors.checkpoints if one.kind == "block_in" and one.metrics is not None]
-    chain: list[Any] = []
-    for one in sorted(inputs, key=lambda found: found.layer or 0):
-        assert one.metrics is not None
-        if (
-            one.verdict == "beyond"
-            and one.metrics.rel_l2 is not None
-            and (not chain or one.metrics.rel_l2 > chain[-1].metrics.rel_l2)
-        ):
-            chain.append(one)
-    if len(chain) < BUILDS_UP:
-        return NOT_SHOWN, "no run of layers is further off each time by more than rounding"
-    first, last = chain[0], chain[-1]
-    return SHOWN, (
-        f"relative L2 {first.metrics.rel_l2:.3g} at {first.name}, {last.metrics.rel_l2:.3g} at {last.name}, "
-        "beyond what rounding adds up to"
-    )
-
-
-def _some_of_a_batch(seen: _Seen) -> Answer:
-    missing = _needs_tokens(seen)
-    if missing is not None:
-        return missing
-    wrong = [name for name in seen.requests if name in seen.first]
-    if not wrong or len(wrong) == len(seen.requests):
-        return NOT_SHOWN, "every request differs" if wrong else "no request differs"
-    case = seen.ground.case
-    if case is not None and case.batch.max_batch == 1:
-        return NOT_SHOWN, "requests ran one at a time"
-    return SHOWN, f"{', '.join(wrong)} of {len(seen.requests)} requests"
-
-
-def _quantised_only(seen: _Seen) -> Answer:
-    info = seen.ground.info
-    if info is None:
-        return HIDDEN, "the model is not known"
-    if not info.config.get("quantization_config"):
-        return NOT_SHOWN, "the model is not quantised"
-    return HIDDEN, "run the float model as well"
-
-
-def _unstable(seen: _Seen) -> Answer:
-    if not seen.report.stability:
-        return HIDDEN, "no side ran twice"
-    lost = [one.side for one in seen.report.stability if not one.stable]
-    return (SHOWN, f"the {' and the '.join(lost)}") if lost else (NOT_SHOWN, "each side repeats its own tokens")
+        found.append(said("named.tokens_agree" if seen.tokens else "named.tensors"))
+    return found or ([said("named.no_difference")] if seen.report.verdict == "aligned" else [])

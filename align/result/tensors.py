@@ -1,19 +1,119 @@
-"""Coverage and tensors of a result, in short."""
+"""Coverage and tensors of a result, in short, and how they are made."""
 
 from __future__ import annotations
 
 from collections import Counter
 from math import inf, isfinite
+from typing import Literal
 
 from align.compare.checkpoint import CheckpointComparison
 from align.compare.coverage import Coverage as Covered
 from align.compare.tensors import TensorComparison
-from align.result.parts import CheckpointNumbers, Coverage, Floor, Seen, Tensors
+from align.result.parts import Documented, Number
 from align.result.plain import plain
 from align.run.report import Report
 
 #: Accused checkpoints whose numbers are shown.
 _SHOWN = 8
+
+
+class Seen(Documented):
+    """Checkpoints seen of checkpoints that the model has."""
+
+    expected: int
+    """How many the model has."""
+    observed: int
+    """How many were seen in every step and on every rank."""
+    percent: float
+    """0 to 100."""
+    missing: list[str]
+    """Seen nowhere."""
+    partial: list[str]
+    """Not seen in some step or on some rank."""
+    why: dict[str, str]
+    """Reasons by name, where they are known."""
+
+
+class Coverage(Documented):
+    """How much was looked at. What was not is no pass."""
+
+    candidate: Seen
+    """What the candidate recorded."""
+    reference: Seen
+    """What the reference recorded."""
+    paired: Seen
+    """What was compared."""
+    demanded: float | None = None
+    """Percent without which nothing is called aligned; null if none was demanded."""
+
+
+class CheckpointNumbers(Documented):
+    """One checkpoint's distance between the sides. Null is not known, as of digests alone."""
+
+    name: str
+    """The checkpoint, or what a hand-written file is called."""
+    verdict: Literal["equal", "within", "beyond", "not observable", "not comparable"]
+    """By the policy in use."""
+    inputs: Literal["equal", "within", "beyond", "unknown"]
+    """What its inputs are."""
+    why: str
+    """Reason, with number and bound."""
+    rows: int
+    """Rows that were compared: one per request and position."""
+    estimated: bool
+    """From random projections, because a side kept no values."""
+    max_abs: Number | None
+    """Largest absolute difference of an element."""
+    max_rel: Number | None
+    """Largest relative difference of an element, in float32, denominator at least 1e-8 (seed 003)."""
+    max_rel_bound: float
+    """The seeds' threshold for it."""
+    seed: bool | None
+    """Whether the seeds' threshold accepts it."""
+    cosine: Number | None
+    """Of the two tensors as vectors; the seeds give no limit."""
+    rel_l2: Number | None
+    """Norm of the difference over the norm of the reference."""
+    rel_l2_bound: float
+    """What the policy allows: the derived bound at that depth, or the calibrated floor."""
+
+
+class Floor(Documented):
+    """A calibrated floor: how far right engines were apart in clean runs, which ``align calibrate`` measured."""
+
+    name: str
+    """Of the floor."""
+    simulated: bool
+    """Calibrated on a simulated device, which says nothing about real kernels."""
+    factor: float
+    """On all of its limits; 1 unless it was calibrated in other circumstances."""
+    why: str
+    """Of the factor; empty for 1."""
+    wider: bool
+    """Whether its limits may exceed the derived bounds: a simulated floor on hardware."""
+    judged: int
+    """Checkpoints that it judged; the others were judged by derived bounds."""
+
+
+class Tensors(Documented):
+    """The comparison of tensors in short."""
+
+    policy: Literal["derived", "seed"]
+    """What judges: allowances derived from dtype and depth, or the seeds' thresholds alone."""
+    floor: Floor | None = None
+    """The floor that narrows the derived allowances; null if these judge alone."""
+    counts: dict[str, int]
+    """Checkpoints by verdict."""
+    rows: int
+    """Paired rows: one per request and position. Of files that are compared by name, as many as the longest has."""
+    first_divergence: str | None
+    """The first checkpoint, layer 0 first, that rounding does not explain."""
+    beyond: list[str]
+    """All of these, in order."""
+    shown: list[CheckpointNumbers]
+    """The accused ones, the first divergence, and the one that is furthest apart."""
+    notes: list[str]
+    """What could not be checked."""
 
 
 def coverage_of(report: Report) -> Coverage | None:

@@ -1,13 +1,94 @@
-"""The tokens of a result."""
+"""The tokens of a result, and how they are made."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
 
 from align.compare.tokens import Difference, RequestComparison, TokenComparison
-from align.result.parts import TokenDifference, TokenRequest, TokenRun, Tokens
+from align.result.parts import Documented, Number
 from align.result.plain import plain
 from align.run.verdict import tokens_verdict
+
+
+class TokenDifference(Documented):
+    """One place where the sides prefer different tokens."""
+
+    request: str
+    """Its request."""
+    index: int
+    """Of the generated token, from 0."""
+    position: int | None
+    """In the sequence: prompt length + index."""
+    kind: Literal["token", "length", "nonfinite"]
+    """Different ids, an end on one side alone, or a logprob that is no number."""
+    candidate_id: int | None
+    """Null where the side has no token."""
+    reference_id: int | None
+    """Null where the side has no token."""
+    candidate_margin: Number | None
+    """How much the candidate prefers its own id, in natural-log probability; null if it lists only one of the two."""
+    reference_margin: Number | None
+    """The same of the reference."""
+    tolerance: Number
+    """What the measured noise allows, in natural-log probability."""
+    near_tie: bool
+    """Both margins are known and within the tolerance: no finding."""
+    why: str
+    """Reason, in words."""
+    told: dict[str, Any] = Field(default_factory=dict)
+    """The same as data; empty in results of an earlier version."""
+
+
+class TokenRequest(Documented):
+    """One request's tokens."""
+
+    request: str
+    """Its name."""
+    outcome: Literal["equal", "near_tie", "diverged"]
+    """Equal, different by near-ties only, or really different."""
+    equal: int
+    """Tokens that agree before the first difference (replay: in all)."""
+    compared: int
+    """Tokens with the same history on both sides, the first differing one included."""
+    total: int
+    """Tokens of the longer side."""
+
+
+class TokenRun(Documented):
+    """The tokens of one run of both sides."""
+
+    verdict: Literal["aligned", "diverged"]
+    """Of the tokens alone."""
+    noise: Number | None
+    """Largest difference of logprobs that both sides list, in natural-log probability; null if none was shared."""
+    floor: float
+    """Noise that is always allowed, in the same unit."""
+    cap: float
+    """Noise that is never exceeded, in the same unit."""
+    noise_above_cap: bool
+    """The logprobs differ by more than rounding explains, whatever the tokens say."""
+    requests: list[TokenRequest]
+    """In the reference's order."""
+    differences: list[TokenDifference]
+    """All that are comparable, request by request."""
+
+
+class Tokens(Documented):
+    """Greedy tokens."""
+
+    verdict: Literal["aligned", "diverged"]
+    """Of both runs together."""
+    total: int
+    """Tokens of the free run, over all requests."""
+    first: TokenDifference | None
+    """The earliest real difference; null if there is none."""
+    free: TokenRun
+    """Each side feeds its own tokens back."""
+    replay: TokenRun | None = None
+    """Both sides are forced along the reference's tokens; null if that was not done."""
 
 
 def first_difference(comparisons: Mapping[str, TokenComparison]) -> Difference | None:
@@ -71,4 +152,5 @@ def _difference(one: Difference) -> TokenDifference:
         tolerance=plain(one.tolerance),
         near_tie=one.near_tie,
         why=one.why,
+        told=plain(dict(one.told)),
     )

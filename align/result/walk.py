@@ -9,6 +9,7 @@ from align.result.ground import Ground
 from align.result.parts import WalkStep
 from align.result.tokens import first_difference
 from align.run.report import Move, Report
+from align.sentences import raw, said
 
 #: What a joint run does, unless it ends before.
 PLAN = ("launch", "conditions", "generate", "generate again", "tokens", "record", "compare")
@@ -94,12 +95,15 @@ def _about(stage: str, move: Move, report: Report, ground: Ground) -> dict[str, 
         return {**found, "total": len(counts), "findings": len(move.findings), "first": first or "-"}
     if stage == "record alone" and report.alone is not None:
         alone = report.alone
-        outcome = "the same is wrong" if alone.reproduced else f"not the same: {alone.found or 'nothing is wrong'}"
+        outcome = said("alone.same")
+        if not alone.reproduced:
+            found_there = said("alone.nothing") if alone.found is None else raw(alone.found)
+            outcome = said("alone.other", found=found_there)
         return {"request": alone.request, "outcome": outcome, "values": _names(list(alone.values))}
     if stage == "diagnose" and report.diagnosis is not None:
         told = report.diagnosis
-        fault = told.fits[0].text if told.fits else "nothing was fitted"
-        return {"checkpoint": told.checkpoint, "why": told.why, "fault": fault}
+        fault = told.fits[0].told if told.fits else said("oracle.no_fit")
+        return {"checkpoint": told.checkpoint, "why": told.told, "fault": fault}
     if stage == "confirm" and move.transplants:
         last = move.transplants[-1]
         return {"checkpoint": last.checkpoint, "side": last.side, "verdict": last.verdict}

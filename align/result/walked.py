@@ -61,6 +61,8 @@ class FaultFit(Documented):
     """What the kind means, by language."""
     parameters: dict[str, Any] = Field(default_factory=dict)
     """Fitted numbers and names."""
+    told: dict[str, Any] = Field(default_factory=dict)
+    """``text`` as data; empty in results of an earlier version."""
 
 
 class Diagnosed(Documented):
@@ -74,6 +76,8 @@ class Diagnosed(Documented):
     """Whose operator errs; null if both, neither, or it is not observable."""
     why: str
     """How that is known."""
+    told: dict[str, Any] = Field(default_factory=dict)
+    """The same as data; empty in results of an earlier version."""
     fault: str | None = None
     """The first kind that explains the error; null if none does."""
     sides: dict[str, OracleSide]
@@ -84,8 +88,10 @@ class Diagnosed(Documented):
     """Flat canonical channels beyond their bound, worst first; at most 64."""
     channels_total: int
     """How many there are."""
+    channels_of: int | None = None
+    """How many channels the checkpoint has; null if that is not known."""
     heads: list[int]
-    """Heads beyond their bound."""
+    """Heads beyond their bound; empty for a checkpoint without heads."""
 
 
 def alone_of(alone: Alone | None) -> AloneTried | None:
@@ -113,14 +119,16 @@ def diagnosed_of(found: Diagnosis | None) -> Diagnosed | None:
         operator=found.operator,
         side=found.side,
         why=found.why,
+        told=plain["told"],
         fault=found.kind,
         sides={role: OracleSide(**{name: one[name] for name in names}) for role, one in plain["sides"].items()},
         fits=[
-            FaultFit(**{name: fit[name] for name in ("kind", "explains", "text", "sentence", "parameters")})
+            FaultFit(**{name: fit[name] for name in ("kind", "explains", "text", "sentence", "parameters", "told")})
             for fit in plain["fits"]
         ],
         channels=plain["channels"],
         channels_total=plain["channels_total"],
+        channels_of=plain["channels_of"],
         heads=plain["heads"],
     )
 

@@ -12,6 +12,7 @@ from align.compare.tensors import TensorComparison
 from align.errors import UserError
 from align.findings import Finding
 from align.run.judge import one_thread
+from align.sentences import raw, said
 from align.walk.diagnosis import Diagnosis, diagnose
 from align.walk.planner import accused_name, headline_of
 
@@ -45,7 +46,7 @@ def diagnose_headline(
                 found = diagnose(name, headline.side, traces)
         except (UserError, ValueError) as error:
             why = error.message if isinstance(error, UserError) else str(error)
-            found = Diagnosis(name, "", None, f"it was not recomputed: {why}")
+            found = Diagnosis(name, "", None, said("oracle.not_made", why=raw(why)))
         told = replace(
             headline,
             side=headline.side or found.side,
@@ -64,6 +65,7 @@ def _short(found: Diagnosis) -> dict[str, Any]:
     """What a finding's evidence says of it; the whole is in the result."""
     return {
         "why": found.why,
+        "told": found.told,
         "side": found.side,
         "fault": found.kind,
         "text": found.fits[0].text if found.fits else "",
@@ -72,5 +74,6 @@ def _short(found: Diagnosis) -> dict[str, Any]:
         "bit_equal": {role: one.bit_equal for role, one in found.sides.items()},
         "channels": list(found.channels),
         "channels_total": found.channels_total,
+        "channels_of": found.channels_of,
         "heads": list(found.heads),
     }

@@ -19,6 +19,7 @@ from align.fits import INPUTS, Fit, FitCase, explain
 from align.fits.table import kinds as fault_kinds
 from align.oracle.oracle import Oracle
 from align.oracle.types import NotObservableError, OracleResult
+from align.sentences import Said, raw, said, text_of
 from align.trace.format import StepEntry
 
 Tensor = torch.Tensor
@@ -37,22 +38,28 @@ class Diagnosis:
         checkpoint: its name.
         operator: that makes it.
         side: whose operator errs; ``None`` if both, neither, or it is not observable.
-        why: how that is known, one sentence.
+        told: how that is known.
         sides: by role, what the oracle says.
         fits: kinds of faults that reproduce the error, the simplest first; patterns if nothing does.
         channels, heads: flat canonical channels and heads that are beyond their bound, worst first.
-        channels_total: how many channels are.
+        channels_total: how many channels are, of ``channels_of``; that is ``None`` if channels were not measured.
     """
 
     checkpoint: str
     operator: str
     side: str | None
-    why: str
+    told: Said
     sides: Mapping[str, OracleResult] = field(default_factory=dict)
     fits: tuple[Fit, ...] = ()
     channels: tuple[int, ...] = ()
     heads: tuple[int, ...] = ()
     channels_total: int = 0
+    channels_of: int | None = None
+
+    @property
+    def why(self) -> str:
+        """``told``, in English."""
+        return text_of(self.told)
 
     @property
     def kind(self) -> str | None:
@@ -67,6 +74,7 @@ class Diagnosis:
             "operator": self.operator,
             "side": self.side,
             "why": self.why,
+            "told": self.told,
             "kind": self.kind,
             "sides": {role: one.to_dict() for role, one in self.sides.items()},
             "fits": [
@@ -74,6 +82,7 @@ class Diagnosis:
             ],
             "channels": list(self.channels),
             "channels_total": self.channels_total,
+            "channels_of": self.channels_of,
             "heads": list(self.heads),
         }
 
@@ -100,22 +109,27 @@ def diagnose(name: str, side: str | None, traces: Mapping[str, Recorded]) -> Dia
         fits = _fits(name, operator, guilty, oracles[guilty], traces) if len(beyond) > 0 else ()
         channels, total = _members(sides[guilty], "channels")
         heads, _ = _members(sides[guilty], "heads")
-        return Diagnosis(name, operator, guilty, why, sides, fits, channels, heads, total)
+        profile = sides[guilty].channels
+        return Diagnosis(
+            name, operator, guilty, why, sides, fits, channels, heads, total,
+            channels_of=None if profile is None else len(profile.ratio),
+        )  # fmt: skip
 
 
-def _guilty(side: str | None, beyond: list[str], sides: Mapping[str, OracleResult]) -> tuple[str | None, str]:
+def _guilty(side: str | None, beyond: list[str], sides: Mapping[str, OracleResult]) -> tuple[str | None, Said]:
     if len(beyond) == 1:
         (guilty,) = beyond
         (other,) = (role for role in sides if role != guilty)
         state = sides[other].verdict
-        told = "the other side is within its bound" if state == "within" else f"the other side is {state}"
-        return guilty, f"the {guilty}'s operator errs against float64 on its own inputs; {told}"
+        told = said("oracle.other_within" if state == "within" else "oracle.other_hidden")
+        return guilty, said("oracle.one", side=guilty, other=told)
     if len(beyond) == len(sides):
-        return side, "both sides err against float64 on their own inputs"
+        return side, said("oracle.both")
     unseen = {role: one.why for role, one in sides.items() if one.verdict == "not observable"}
     if unseen:
-        return None, "; ".join(f"the {role}'s is not observable: {why}" for role, why in unseen.items())
-    return None, "neither side errs against float64 on its own inputs: what differs came with the inputs"
+        parts = [said("oracle.hidden", side=role, why=raw(why)) for role, why in unseen.items()]
+        return None, said("list.semicolon", parts=parts)
+    return None, said("oracle.neither")
 
 
 def _members(result: OracleResult, which: str) -> tuple[tuple[int, ...], int]:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from align.checkpoints.table import parse
 from align.compare.policy import TensorPolicy
+from align.sentences import Said, raw, said, text_of
 from align.walk.transplant import LOGITS, Accusation, Plan
 
 Verdict = Literal["confirmed", "refuted", "not measurable", "not possible"]
@@ -131,6 +132,7 @@ class TransplantResult:
             ``not possible``.
         side, checkpoint: the accusation.
         why: one sentence.
+        sentence: the same as data; empty in results of an earlier version.
         where: of ``refuted``, ``upstream`` or ``elsewhere``; of ``confirmed``, the point that showed it.
         inputs, output: checkpoints that were replaced.
         readings: the points, the deciding one first.
@@ -154,6 +156,7 @@ class TransplantResult:
     rows: Mapping[str, int] = field(default_factory=dict)
     ranks: int = 0
     notes: tuple[str, ...] = ()
+    sentence: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:
@@ -174,7 +177,9 @@ def _plain(value: Any) -> Any:
 
 
 def not_possible(accusation: Accusation, why: str) -> TransplantResult:
-    return TransplantResult("not possible", accusation.side, accusation.checkpoint, why, known=accusation.known)
+    return TransplantResult(
+        "not possible", accusation.side, accusation.checkpoint, why, known=accusation.known, sentence=raw(why)
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- judging
@@ -217,62 +222,52 @@ def judge(accusation: Accusation, plan: Plan, readings: tuple[Reading, ...], loc
     known = accusation.known
     outcomes = [outcome_at(reading, plan, known) for reading in readings]
 
-    def result(verdict: Verdict, why: str, where: str = "") -> TransplantResult:
+    def result(verdict: Verdict, why: Said, where: str = "") -> TransplantResult:
         return TransplantResult(
-            verdict, plan.side, plan.checkpoint, why, where, plan.inputs, plan.output, readings, local, known,
-            notes=plan.notes,
+            verdict, plan.side, plan.checkpoint, text_of(why), where, plan.inputs, plan.output, readings, local, known,
+            notes=plan.notes, sentence=why,
         )  # fmt: skip
 
     first = readings[0] if readings else None
     if local is not None and local.equal:
         repaired = first is not None and _falls(first.inputs, first.none, first.floor, counts=True)
         if repaired:
-            return result(
-                "refuted", f"its inputs repair it already ({_numbers(readings[0])}): the fault is upstream", "upstream"
-            )
-        return result(
-            "refuted",
-            "given the other side's inputs its output is the other side's, bit by bit: whatever is wrong is elsewhere"
-            + (f" ({_numbers(first)})" if first is not None else ""),
-            "elsewhere",
-        )
+            return result("refuted", said("transplant.upstream_same", numbers=_numbers(readings[0])), "upstream")
+        return result("refuted", said("transplant.bit_by_bit", numbers=_bracket(first)), "elsewhere")
     for reading, outcome in zip(readings, outcomes, strict=True):
+        numbers = _numbers(reading)
         if outcome == "confirmed":
-            shown = "the other side's inputs do not repair it, its output does"
-            if not _falls(reading.output, reading.inputs, reading.floor, counts=True):
-                shown = "other rounding hides how far the error falls, but what its output alone changes is repair"
-            why = f"{shown}: {_numbers(reading)}{_rest(reading, readings, outcomes)}"
-            return result("confirmed", why, reading.name)
-        if outcome == "upstream":
+            falls = _falls(reading.output, reading.inputs, reading.floor, counts=True)
+            key = "transplant.repaired" if falls else "transplant.share_repaired"
             return result(
-                "refuted", f"its inputs repair it already: the fault is upstream: {_numbers(reading)}", "upstream"
+                "confirmed", said(key, numbers=numbers, rest=_rest(reading, readings, outcomes)), reading.name
             )
+        if outcome == "upstream":
+            return result("refuted", said("transplant.upstream", numbers=numbers), "upstream")
     for reading, outcome in zip(readings, outcomes, strict=True):
         if outcome == "elsewhere":
-            return result(
-                "refuted", f"its output does not repair it: the fault is elsewhere: {_numbers(reading)}", "elsewhere"
-            )
+            return result("refuted", said("transplant.elsewhere", numbers=_numbers(reading)), "elsewhere")
     if known is False and first is not None:
         parts = any(_falls(one.output, one.inputs, one.floor, counts=True) for one in readings)
-        more = "the sides part here, so look at the other side" if parts else "whatever is wrong is elsewhere"
-        why = f"it adds no more than rounding to its own inputs: {more} ({_numbers(first)})"
-        return result("refuted", why, "elsewhere")
-    shown = f" ({_numbers(readings[-1])})" if readings else ""
-    return result("not measurable", f"what it changes is not told from rounding, at the logits or before{shown}")
+        key = "transplant.only_rounds_parts" if parts else "transplant.only_rounds"
+        return result("refuted", said(key, numbers=_numbers(first)), "elsewhere")
+    return result("not measurable", said("transplant.not_told", numbers=_bracket(readings[-1] if readings else None)))
 
 
-def _rest(reading: Reading, readings: tuple[Reading, ...], outcomes: list[Outcome]) -> str:
+def _rest(reading: Reading, readings: tuple[Reading, ...], outcomes: list[Outcome]) -> Said | str:
     if reading.name == LOGITS:
         return ""
     other = dict(zip((one.name for one in readings), outcomes, strict=True)).get(LOGITS)
-    if other == "elsewhere":
-        return "; the logits do not recover, so more is wrong behind it"
-    return "; at the logits it is not told from rounding"
+    return said("transplant.logits_elsewhere" if other == "elsewhere" else "transplant.logits_hidden")
 
 
-def _numbers(reading: Reading) -> str:
-    share = "" if reading.share is None else f", repair share {reading.share:.3g} ± {reading.deviation or 0:.2g}"
-    return (
-        f"error of {reading.name} against the other side {reading.none:.3g}, with its inputs {reading.inputs:.3g}, "
-        f"with its output {reading.output:.3g} (clean pairs: up to {reading.floor.clean:.2g}){share}"
-    )
+def _bracket(reading: Reading | None) -> Said | str:
+    return "" if reading is None else said("transplant.bracket", numbers=_numbers(reading))
+
+
+def _numbers(reading: Reading) -> Said:
+    share: Said | str = ""
+    if reading.share is not None:
+        share = said("transplant.share", share=reading.share, deviation=reading.deviation or 0.0)
+    errors = {"none": reading.none, "inputs": reading.inputs, "output": reading.output}
+    return said("transplant.numbers", name=reading.name, **errors, clean=reading.floor.clean, share=share)

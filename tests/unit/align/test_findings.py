@@ -37,3 +37,11 @@ def test_json_and_back(finding: Finding) -> None:
     plain = json.loads(json.dumps(finding.to_dict()))
     assert plain["summary"] == finding.summary
     assert Finding.from_dict(plain) == finding
+
+
+def test_the_one_worst_place_is_called_so() -> None:
+    """Somebody read it as all that is affected."""
+    finding = Finding("B", "operator", "candidate", "layers.2.mlp_norm", 2, requests=("r3",), positions=(90,))
+    assert finding.summary == (
+        "Path B (operator precision): operator of the candidate at layers.2.mlp_norm, worst for r3 at position 90."
+    )

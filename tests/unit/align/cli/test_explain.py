@@ -58,7 +58,7 @@ def test_an_entry_is_told_whole(align: Callable[..., tuple[int, str, str]]) -> N
         assert text.en in out
     assert "read: dlinfer/vendor/<vendor>/" in lines
     assert f"see: operator: {knowledge().entries['operator'].title.en}" in lines
-    assert lines[-1] == "source: seed 003, troubleshooting"
+    assert lines[-1] == "guide: seed 003, troubleshooting"
 
 
 def test_chinese(align: Callable[..., tuple[int, str, str]]) -> None:

@@ -87,7 +87,7 @@ def test_sides_changed_over_are_remarked(align: Align, clean: Path, tmp_path: Pa
     assert ["is called the candidate here" in remark for remark in found.remarks] == [True, False]
     file = tmp_path / "swapped.json"
     file.write_text(out)
-    for lang, word in (("en", "Note: "), ("zh", "注意：")):
+    for lang, word in (("en", "Note: "), ("zh", "注意：原文：")):
         text = align("report", str(file), "--out", "-", "--lang", lang)[1]
         assert f"{word}{clean}" in text.replace("\\", "")
 

@@ -139,12 +139,15 @@ def test_the_report_is_written_and_rebuilt_in_either_language(align: Align, tmp_
     setup.edit = made.wrong_up
     run = tmp_path / "run"
     align("run", "-q", "--out", str(run), "--lang", "zh", "--onset", "later")
-    chinese = (run / "report.md").read_text()
+    chinese, english = (run / "report.zh.md").read_text(), (run / "report.md").read_text()
     assert "## 根因分析" in chinese
     assert "用户回答" in chinese
-    assert align("report", str(run))[:2] == (0, f"report: {run / 'report.md'}\n")
-    english = (run / "report.md").read_text()
     assert "## Root cause" in english
+    (run / "report.zh.md").unlink()
+    assert align("report", str(run))[:2] == (0, f"report: {run / 'report.md'}\n")
+    assert not (run / "report.zh.md").exists()
+    assert align("report", str(run), "--lang", "zh")[:2] == (0, f"report: {run / 'report.zh.md'}\n")
+    assert (run / "report.zh.md").read_text() == chinese
     code, out, _ = align("report", str(run / "result.json"), "--lang", "zh", "--out", "-")
     assert (code, out) == (0, chinese)
     assert (run / "report.md").read_text() == english

@@ -62,7 +62,8 @@ def test_an_interrupted_run_is_taken_up_as_it_was_asked_for(align: Align, checkp
     assert result["verdict"] == "aligned"
     assert result["command"][1] == "run", "the command that makes it again, and not the one that took it up"
     assert {"wrong words"} <= {fact["value"] for fact in result["facts"]}
-    assert "问题" in (out / "report.md").read_text()
+    assert "问题" in (out / "report.zh.md").read_text()
+    assert "## Problem" in (out / "report.md").read_text()
 
 
 def test_it_says_the_same_as_a_run_that_was_not_interrupted(align: Align, checkpoint: Path, tmp_path: Path) -> None:

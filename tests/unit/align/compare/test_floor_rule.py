@@ -15,6 +15,7 @@ from align.compare.metrics import Metrics, Worst
 from align.compare.noise import ulp
 from align.compare.policy import TensorPolicy
 from align.compare.tensors import compare_traces
+from align.sentences import text_of
 from align.trace.digest import channel_signs, digest_tokens
 from align.trace.format import TOKEN_DIGEST, TOKEN_SQUARES
 from tests.unit.align.compare import traces
@@ -59,7 +60,7 @@ def test_it_says_what_judges() -> None:
     metrics = Metrics(False, 0.1, 0.5, between, 0.99, none, none, none, 9, 0)
     assert DERIVED.judge("layers.0.attn.q", metrics, 9)[0] == "within"
     verdict, why = POLICY.judge("layers.0.attn.q", metrics, 9)
-    assert verdict == "beyond" and why.endswith(", by the calibrated floor tiny (simulated)")
+    assert verdict == "beyond" and text_of(why).endswith(", by the calibrated floor tiny (simulated)")
 
 
 def test_it_can_be_stored() -> None:

@@ -13,6 +13,7 @@ from align.compare.residual import ResidualVerdict
 from align.compare.rows import Recorded
 from align.compare.tensors import TensorComparison
 from align.findings import Finding
+from align.sentences import text_of
 from align.trace.calls import CallRecords, FloatOperator, HostMove
 from tests.unit.align.compare.test_locate import comparison
 
@@ -125,3 +126,12 @@ def test_a_warning_about_another_operator_is_information() -> None:
     _, found, (told,) = judged(Side(warnings=[WARNING]))
     assert found == []
     assert "aten::isin.Tensor_Tensor_out" in told
+
+
+def test_what_is_said_is_kept_as_data() -> None:
+    _, found, _ = judged(Side(COS, SIN), Side(COS))
+    for one in found:
+        assert text_of(one.evidence["sentence"]) == one.evidence["what"]
+        assert text_of(one.evidence["numbers"]) == one.evidence["said"]
+        assert "浮点数在主机上计算（aten::cos，位于 rotary.py:9 forward" in text_of(one.evidence["sentence"], "zh")
+    assert len(found) == 2

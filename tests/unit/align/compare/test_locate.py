@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from align.compare.policy import TensorPolicy
 from align.compare.residual import ResidualVerdict
 from align.compare.rows import PairedRow, Place, RowKey
 from align.compare.tensors import TensorComparison
+from align.sentences import text_of
 from align.trace.format import POSITIONS, TOKEN_IDS
 from tests.unit.align.compare import traces
 
@@ -221,3 +223,29 @@ def test_names_that_are_not_in_the_table() -> None:
     (finding,) = locate(replace(found, checkpoints=(stranger,)), {}, tokens_differ=False)
     assert finding.checkpoint is None and finding.evidence["name"] == "layer0_odd_output"
     assert finding.evidence["inputs_state"] == "unknown"
+
+
+def test_the_evidence_is_kept_as_data_beside_its_words() -> None:
+    """Of every kind of finding; the Chinese report reads it from there."""
+    slots = {"layers.0.attn.kv_start_indices": {"candidate": (RowKey("r0", 2, 0), RowKey("r1", 3, 0))}}
+    added = {"layers.2.mlp_norm": {"candidate": BEYOND}}
+    inputs = (difference(TOKEN_IDS, "candidate"),)
+    found = locate(comparison({}, added, slots, inputs), {"reference": [weight("mlp.down", 1)]}, tokens_differ=True)
+    found += locate(comparison(beyond_from("layers.1.mlp.up")), {}, tokens_differ=True) + locate(None, {}, True)
+    assert {one.kind for one in found} == {TOKEN_IDS, "weights", "slots", "operator", "unexplained", "tokens"}
+    for one in found:
+        assert text_of(one.evidence["sentence"]) == one.evidence["what"]
+        assert re.search("[\u4e00-\u9fff]", text_of(one.evidence["sentence"], "zh")), one.kind
+
+
+def test_an_operator_says_where_it_was_looked_for_and_where_it_shows() -> None:
+    parts = [("prefill", 0, "within"), ("decode", 0, "beyond"), ("prefill", 1, "within"), ("decode", 1, "within")]
+    wrong = operator(*parts)
+    shows = replace(wrong.parts[1].residual, requests=("r1", "r3"), rows_beyond=4)
+    wrong = replace(wrong, parts=(wrong.parts[0], replace(wrong.parts[1], residual=shows), *wrong.parts[2:]))
+    (found,) = locate(comparison({}, {"layers.1.mlp_norm": {"candidate": wrong}}), {}, tokens_differ=False)
+    assert found.evidence["scope"] == {
+        "phases": ["decode"], "phases_of": ["prefill", "decode"], "ranks": [0], "ranks_of": [0, 1],
+        "requests": ["r1", "r3"], "rows": 4, "rows_of": 20,
+    }  # fmt: skip
+    assert (found.requests, found.positions) == (("r1",), (4,)), "the worst place"

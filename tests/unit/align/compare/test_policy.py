@@ -13,6 +13,7 @@ from align.compare.metrics import Metrics, Worst, measure
 from align.compare.noise import ulp
 from align.compare.policy import CHANNEL_ROWS, TensorPolicy
 from align.models import qwen3
+from align.sentences import text_of
 from tests.unit.align.compare import rounded
 
 
@@ -54,7 +55,7 @@ def test_a_single_bad_slice_is_beyond(field: str, word: str) -> None:
     verdict, why = TensorPolicy.derived("bfloat16").judge(
         "layers.0.attn.q", metrics(**{field: Worst(7, 0.9)}), CHANNEL_ROWS
     )
-    assert verdict == "beyond" and word in why
+    assert verdict == "beyond" and word in text_of(why)
 
 
 def test_channels_of_few_rows_are_not_judged() -> None:
@@ -73,7 +74,7 @@ def test_integers_must_be_equal() -> None:
     for policy in (TensorPolicy.derived("bfloat16"), TensorPolicy.seed("bfloat16")):
         assert policy.judge("layers.0.attn.kv_start_indices", measure(a, a.clone()), 6)[0] == "equal"
         verdict, why = policy.judge("layers.0.attn.kv_start_indices", measure(a, b), 6)
-        assert verdict == "beyond" and "1 of 6" in why
+        assert verdict == "beyond" and "1 of 6" in text_of(why)
         assert policy.seed_passes(measure(a, b)) is False
 
 

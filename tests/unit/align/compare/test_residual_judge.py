@@ -14,6 +14,7 @@ from align.checkpoints import recompute
 from align.checkpoints.bounds import unit_roundoff
 from align.checkpoints.recompute import Exact
 from align.compare.residual import ResidualPolicy, ResidualVerdict, judge, largest_of, shown_by
+from align.sentences import text_of
 from tests.unit.align.checkpoints import eager
 
 Tensor = torch.Tensor
@@ -333,3 +334,34 @@ def test_the_fold_points_at_what_is_not_finite() -> None:
     large, broken = torch.tensor([9.0, 3, 4, 0]), torch.tensor([2.0, 1, 7, 2])
     assert largest_of([large, broken]).tolist() == [9.0, 1, 7, 2]
     assert shown_by([large, broken]) == 1 and shown_by([broken, large]) == 0 and shown_by([large, large * 2]) == 1
+
+
+def test_a_head_is_named_only_where_there_are_heads() -> None:
+    """Of a norm the one "head" is all of it."""
+    x, weight = normal(64, 256), normal(256, seed=3)
+    exact = recompute.rms_norm(x, weight, 1e-6)
+    found = verdict("rms_norm", exact, (exact.value.float() * 1.01).to(BF16))
+    assert "the whole of it is 1.0" in found.why and "head" not in found.why
+    assert found.why == "; ".join(map(text_of, found.reasons))
+    shaped = Exact(exact.value.view(64, 8, 32), exact.magnitude.view(64, 8, 32))
+    apart = (shaped.value.float() * 1.01).to(BF16)
+    assert "; head " in verdict("linear", shaped, apart * 1.02).why
+
+
+def test_requests_and_rows_that_show_it_are_counted() -> None:
+    x, weight = normal(64, 256), normal(256, seed=3)
+    exact = recompute.rms_norm(x, weight, 1e-6)
+    recorded = exact.value.to(BF16).clone()
+    recorded[10:13] = (recorded[10:13].float() * 1.05).to(BF16)
+    sums = Sums(1, 64, (256,), unit_roundoff(BF16))
+    sums.add(0, Exact(exact.value[None], exact.magnitude[None].clone()), recorded[None])
+    policy, largest = ResidualPolicy.for_dtype("bfloat16"), sums.largest(torch.arange(64))[0]
+    names = [(f"r{row // 12}", row) for row in range(64)]  # rows 10, 11 and 12 are of r0 and r1
+    told: dict[str, Any] = {"tokens": sums.tokens[0], "largest": largest, "width": 256, "row_names": names}
+    found = judge("layers.0.mlp_norm", "rms_norm", policy, **told)
+    assert (found.requests, found.rows_beyond, found.rows) == (("r0", "r1"), 3, 64)
+    more = judge("layers.0.mlp_norm", "rms_norm", policy, **told, step_maxima=[(0.5, ("r4", 60)), (99.0, ("r5", 63))])
+    assert more.requests == ("r0", "r1", "r5")
+    rest = {**told, "tokens": sums.tokens[0][20:], "row_names": names[20:]}
+    right = judge("layers.0.mlp_norm", "rms_norm", policy, **rest)
+    assert (right.requests, right.rows_beyond) == ((), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Literal
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from adapters.base import Generation, TokenStep
 from align.compare.noise import NoisePolicy
 from align.compare.tokens import compare_tokens
+from align.sentences import text_of
 
 POLICY = NoisePolicy(floor=0.1, cap=0.5)
 Top = dict[int, float]
@@ -302,3 +304,19 @@ def test_a_side_agrees_with_itself(
     ours, _, mode = given_sides
     result = compare_tokens(ours, ours, mode=mode, policy=POLICY)
     assert result.verdict == "aligned" and result.differences == () and result.noise == 0.0
+
+
+def test_every_reason_is_kept_as_data() -> None:
+    """The Chinese report reads it from there."""
+    near = ([run({1: -0.7, 2: -0.74})], [run({1: -0.75, 2: -0.69})])
+    far = ([run({1: -0.1, 2: -3.0})], [run({2: -0.1, 1: -3.0})])
+    unlisted = ([run({1: -0.1, 3: -3.0})], [run({2: -0.1, 4: -3.0})])
+    shorter = ([run(SURE)], [run(SURE, SURE)])
+    broken = ([run({1: -0.1, 2: float("nan")})], [run({1: -0.1, 2: -3.0})])
+    keys = []
+    for candidate, reference in (near, far, unlisted, shorter, broken):
+        (found,) = compare_tokens(candidate, reference, mode="free", policy=POLICY).differences
+        assert text_of(found.told) == found.why
+        assert re.search("[\u4e00-\u9fff]", text_of(found.told, "zh"))
+        keys.append(found.told["say"])
+    assert keys == ["tokens.near", "tokens.beyond", "tokens.unlisted_bound", "tokens.length", "tokens.broken"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -11,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from align.fits import Fit, FitCase, explain, kinds
+from align.sentences import text_of
 from tests.unit.align.fits import synthetic as s
 from tests.unit.align.fits.synthetic import changed, rms_norm
 
@@ -223,3 +225,18 @@ def test_names_are_told() -> None:
     assert only("stale for some rows").parameters["tokens"] == list(range(10, 20))
     assert only("the next key is seen").parameters["mask"] == {"ahead": 1}
     assert "% 2 instead of h // 4" in only("F22 interleaved key heads").text
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind"),
+    [
+        (RIGHT["linear"].bad.float() * 1.25, "factor"),
+        (RIGHT["linear"].bad.float().roll(1, 0), "rows_moved"),
+        (OTHER.bad.float() * 0.5 + RIGHT["linear"].bad.float(), "unexplained"),
+    ],
+)
+def test_what_was_found_is_read_in_chinese(bad: Tensor, kind: str) -> None:
+    (found, *_) = [one for one in explain(changed(RIGHT["linear"], bad)) if one.kind == kind]
+    assert text_of(found.told) == found.text
+    chinese = text_of(found.told, "zh")
+    assert re.search("[\u4e00-\u9fff]", chinese) and "原文" not in chinese

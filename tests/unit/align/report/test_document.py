@@ -103,7 +103,9 @@ def test_a_divergence_has_evidence_bounds_and_scope(tmp_path: Path, monkeypatch:
     assert "Path B, operator precision" in section(text, "Root cause")
     assert "layers.1.mlp.up" in section(text, "Root cause")
     assert "align explain" in section(text, "Root cause")
-    assert "Layers that differ by more than rounding: 1\n" in section(text, "Scope of effect")
+    scope = section(text, "Scope of effect")
+    assert "* Layers where it begins: 1 (layers compared: 2)\n" in scope
+    assert "* Layers where the two sides differ by more than rounding: 1 (checkpoints: 1)\n" in scope
     assert "Precision: not passed" in section(text, "Verification")
     assert result.tensors is not None
     shown = next(one for one in result.tensors.shown if one.name == "layers.1.mlp.up")
@@ -189,7 +191,7 @@ def test_remarks_and_rows_computed_ahead_are_told(tmp_path: Path, monkeypatch: p
     (ahead,) = (line for line in section(text, "Verification").splitlines() if "ahead" in line)
     assert ahead == "* Rows that the candidate computed ahead of what was asked for: 4. They need no partner."
     chinese = clean(result, "zh")
-    assert "注意：the sides were" in chinese
+    assert "注意：原文：the sides were" in chinese
     assert "候选侧超前计算、并未要求的行：4 行。" in section(chinese, "修复验证")
     run.report.remarks, run.report.surplus = (), {"candidate": 0, "reference": 0}
     assert "ahead" not in clean(run.result(), "en")

@@ -53,7 +53,10 @@ def test_a_fault_names_checkpoint_and_numbers(tmp_path: Path) -> None:
     structure = structure_of(traces.CONFIG)
     right = [traces.step_tensors(structure, spans)["layers.1.mlp.gate"].bfloat16() for _, spans in traces.STEPS]
     largest = max(float(tensor.abs().max()) for tensor in right)
-    assert f"layers.1.mlp.gate: max abs {largest:.4g}, max rel 1, cosine 1 (the seeds' threshold: fails)" in said
+    assert (
+        f"layers.1.mlp.gate: max abs {largest:.4g}, max rel 1, cosine 1 (the alignment guide's thresholds: fails)"
+        in said
+    )
     assert row(said, "layer 1") == ["17", "-", "1", "-", "mlp.gate", "1", "beyond"]
     assert row(said, "layer 0")[-1] == "equal"
 
@@ -66,6 +69,34 @@ def test_the_numbers_are_those_of_the_headline(tmp_path: Path) -> None:
     said = text(compared(tmp_path, double), Finding("B", "operator", checkpoint="layers.1.mlp.gate"))
     assert "first divergent checkpoint: layers.0.mlp.up" in said
     assert "layers.1.mlp.gate: max abs" in said
+
+
+def test_an_accused_row_is_marked_although_it_is_within(tmp_path: Path) -> None:
+    def nudge(phase: str, step: int, tensors: dict[str, torch.Tensor]) -> None:
+        tensors["layers.1.mlp.gate"] = tensors["layers.1.mlp.gate"] * 1.01
+
+    found = compared(tmp_path, nudge)
+    said = text(found, Finding("B", "operator", side="candidate", checkpoint="layers.1.mlp.gate"))
+    assert row(said, "layer 1")[-2:] == ["within,", "accused"]
+    assert row(said, "layer 0")[-1] == "equal"
+    assert "accused: layers.1.mlp.gate (within). These are two tests" in said
+    assert "accused" not in text(found)
+
+
+def test_an_accused_row_that_is_beyond_needs_no_explanation(tmp_path: Path) -> None:
+    def double(phase: str, step: int, tensors: dict[str, torch.Tensor]) -> None:
+        tensors["layers.1.mlp.gate"] = tensors["layers.1.mlp.gate"] * 2
+
+    said = text(compared(tmp_path, double), Finding("B", "operator", checkpoint="layers.1.mlp.gate"))
+    assert row(said, "layer 1")[-2:] == ["beyond,", "accused"]
+    assert "two tests" not in said
+
+
+def test_an_accused_layer_in_the_middle_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(traces.CONFIG, "num_hidden_layers", 30)
+    found = compared(tmp_path)
+    assert "layer 17" not in text(found)
+    assert row(text(found, Finding("B", "weights", checkpoint="layers.17.mlp.up")), "layer 17")[-1] == "accused"
 
 
 def test_what_was_not_observed_is_no_pass(tmp_path: Path) -> None:

@@ -223,6 +223,25 @@ def test_the_headline_is_a_finding() -> None:
     assert "next: read how the candidate calls rms_norm" in text
 
 
+def test_the_next_step_names_where_to_begin_to_read() -> None:
+    same = [run("a", (1,))]
+    read = {
+        "candidate": [{"what": "Impl class", "place": "norm.py:22 forward"}],
+        "reference": [{"place": "other.py:1"}],
+    }
+    found = replace(FINDING, evidence={**FINDING.evidence, "read": read})
+    text = shown(report(same, same, (found,)), same, same)
+    assert "next: read how the candidate calls rms_norm; begin at norm.py:22 forward\n" in text
+    assert "begin at" not in shown(report(same, same, (FINDING,)), same, same)
+
+
+def test_all_reports_that_were_left_are_named() -> None:
+    same = [run("a", (1,))]
+    assert "(report.md, result.json)" in shown(report(same, same), same, same)
+    text = shown(report(same, same), same, same, reports=("report.md", "report.zh.md"))
+    assert "(report.md, report.zh.md, result.json)" in text
+
+
 def test_further_findings_follow() -> None:
     same = [run("a", (1,))]
     more = replace(FINDING, checkpoint="layers.3.mlp_norm")

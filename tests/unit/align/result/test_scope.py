@@ -37,3 +37,28 @@ def test_all_findings_count() -> None:
     assert found.origin_layers == [0, 3, 5, 7]
     assert (found.requests, found.ranks, found.phases) == (["r1", "r0", "r2"], [0, 1], ["decode"])
     assert found.checkpoints_beyond is None
+
+
+def test_what_was_looked_at_is_told_apart_from_the_worst_place() -> None:
+    looked = {
+        "phases": ["prefill", "decode"], "phases_of": ["prefill", "decode"], "ranks": [1], "ranks_of": [0, 1],
+        "requests": ["r0", "r2"], "rows": 7, "rows_of": 128,
+    }  # fmt: skip
+    first = Finding(
+        "B", "operator", "candidate", "layers.1.mlp_norm", 1, requests=("r2",), positions=(9,), ranks=(1,),
+        evidence={"layers": [1, 3], "scope": looked},
+    )  # fmt: skip
+    equal: dict[str, tuple[int, ...]] = {"r0": (9,), "r1": (1,), "r2": (4,)}
+    found = scope_of(Report(findings=(first,), comparisons={"free": made.comparison(equal, equal)}))
+    assert (found.requests, found.requests_of) == (["r0", "r2"], ["r0", "r1", "r2"])
+    assert (found.ranks, found.ranks_of, found.phases) == ([1], [0, 1], ["decode", "prefill"])
+    assert (found.rows, found.rows_of, found.origin_layers) == (7, 128, [1, 3])
+    assert found.worst is not None
+    assert (found.worst.checkpoint, found.worst.request, found.worst.position) == ("layers.1.mlp_norm", "r2", 9)
+    slots = Finding("A", "slots", "candidate", "layers.0.attn.kv_start_indices", 0, requests=("r1",), positions=(3, 4))
+    assert scope_of(Report(findings=(slots,))).worst is None
+
+
+def test_layers_and_requests_that_were_compared_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = scope_of(made.Run(tmp_path / "run", monkeypatch, made.wrong_up).go().report)
+    assert (found.layers_of, found.requests_of) == (2, ["r0", "r1"])

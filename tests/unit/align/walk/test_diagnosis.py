@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from align.sentences import text_of
 from align.walk.diagnosis import Diagnosis, diagnose
 from tests.unit.adapters.probe.dense_engine import DenseEngine
 from tests.unit.align.oracle.recorded_side import STEPS, record, save_checkpoint
@@ -106,4 +107,8 @@ def test_plain_data(tmp_path: Path) -> None:
     plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert plain["kind"] == "factor_channels"
     assert plain["fits"][0]["sentence"]["zh"]
+    assert plain["channels_of"] == 48 and plain["channels_total"] == 1
+    assert text_of(plain["told"], "zh") == "以其自身输入计算，候选侧的算子有误；另一侧在界限之内"
+    assert text_of(plain["fits"][0]["told"], "zh").startswith("通道 5 为期望值的 1.0")
+    assert text_of(plain["fits"][0]["told"]) == plain["fits"][0]["text"]
     assert plain["sides"]["candidate"]["verdict"] == "beyond"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from align.compare.policy import TensorPolicy
+from align.sentences import text_of
 from align.walk.recovery import (
     Floor,
     Local,
@@ -203,3 +204,13 @@ def test_a_fault_under_other_rounding_is_found_by_its_share() -> None:
     # The same replays, while something else is wrong: what the output changes is then no repair.
     elsewhere = read_point("logits", FLOOR, other, none, other + noise(0.03), other + noise(0.03))
     assert verdict(elsewhere, known=None).verdict == "not measurable"
+
+
+def test_the_reason_is_kept_as_data_and_read_in_chinese() -> None:
+    found = verdict(reading(0.5, 0.5, 0.0), reading(0.4, 0.4, 0.4, "layers.2.block_in"))
+    assert text_of(found.sentence) == found.why
+    chinese = text_of(found.to_dict()["sentence"], "zh")
+    assert chinese.startswith("换上另一侧的输入不能修复，换上其输出则能修复：logits 相对另一侧的误差：未替换 0.5")
+    broken = verdict(reading(inf, 0.5, 0.5)).to_dict()
+    assert "inf" in text_of(broken["sentence"], "zh")
+    assert text_of(not_possible(Accusation("candidate", "x"), "no such thing").sentence, "zh") == "原文：no such thing"

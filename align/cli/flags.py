@@ -1,0 +1,60 @@
+"""Options that several commands have, declared once. Nothing heavy is imported here, so that help answers at once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Device = Annotated[str, typer.Option(help="simnpu (simulated, runs anywhere) or ascend.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Go on although this condition is false or unreadable; the verdict says so."),
+]
+Capture = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATTERN", help="Checkpoints whose values are kept, as in 'layers.0.*'. Default: by budget."),
+]
+Budget = Annotated[int | None, typer.Option(metavar="MB", help="Values kept per side at most. Default: 512.")]
+Policy = Annotated[
+    str,
+    typer.Option(
+        help="derived (from dtype and depth) or seed (thresholds of the project's own alignment guide alone)."
+    ),
+]
+Lean = Annotated[
+    bool,
+    typer.Option(
+        "--lean",
+        help="Record as little as still names a fault: the worst of each operator's own error and digests of a few "
+        "rows; then values of the accused operator alone, of one request. About 2 % of what all values take.",
+    ),
+]
+Floor = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|FILE|auto|none",
+        help="Calibrated floor that narrows the derived policy (align calibrate). auto: one of the same dtype, device "
+        "and architecture, if there is one.",
+    ),
+]
+MinCoverage = Annotated[
+    float,
+    typer.Option(metavar="PERCENT", help="Checkpoints that must be compared before anything is called aligned."),
+]
+LaunchTimeout = Annotated[float, typer.Option(help="Seconds an engine may take to start.")]
+StepTimeout = Annotated[float, typer.Option(help="Seconds an engine may take for one step.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Everything: prompts, ids, conditions.")]
+Lang = Annotated[str, typer.Option(help="en, or zh for report.zh.md beside report.md, which stays English.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print JSON on standard output, and everything else on standard error.")
+]
+ResultJson = Annotated[
+    bool, typer.Option("--json", help="Print result.json on standard output, and everything else on standard error.")
+]
+Only = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Run only this request of the case; may be given again.")
+]
+EngineName = Annotated[str, typer.Argument(metavar="ENGINE", help="lmdeploy or vllm.")]

@@ -1,0 +1,83 @@
+"""Where and when a finding shows: one phase everywhere, the first place to read, scope apart from the worst place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from align.findings import Finding
+from align.report import reach
+from align.report.words import words_of
+from align.result.schema import Result
+from align.result.scope import Scope, WorstPlace
+from tests.unit.align.result import made
+
+
+def states(prefill: str, first: str, later: str, onset: str | None) -> dict[str, Any]:
+    return {"phases": {"states": {"prefill": prefill, "decode 1": first, "decode N": later}, "onset": onset}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "evidence", "key"),
+    [
+        ("operator", None, states("beyond", "beyond", "within", "prefill"), "prefill on"),
+        ("operator", "prefill", states("beyond", "within", "within", "prefill"), "prefill alone"),
+        ("operator", "decode", states("within", "beyond", "beyond", "decode 1"), "decode 1"),
+        ("slots", None, states("equal", "equal", "beyond", "decode N"), "decode N"),
+        ("operator", "decode", states("within", "within", "within", None), "decode"),
+        ("operator", None, {"scope": {"phases": ["prefill", "decode"]}}, "each"),
+        ("operator", None, {"scope": {"phases": ["mixed"]}}, "mixed"),
+        ("host fallback", None, {"phases": ["decode", "prefill"]}, "each"),
+        ("weights", None, states("within", "within", "within", None), "each"),
+        ("tokens", None, {}, "unknown"),
+    ],
+)
+def test_the_phase_of_a_finding(kind: str, phase: str | None, evidence: dict[str, Any], key: str) -> None:
+    finding = Finding("B", kind, phase=phase, evidence=evidence)
+    assert reach.phase_of(finding) == f"phase.{key}"
+    assert words_of("en").has(f"phase.{key}")
+
+
+def test_a_list_of_phases_has_no_onset() -> None:
+    assert reach.onset_of(Finding("B", "host fallback", evidence={"phases": ["decode"]})) is None
+    assert (
+        reach.onset_of(Finding("B", "operator", evidence=states("equal", "beyond", "beyond", "decode 1"))) == "decode 1"
+    )
+    assert reach.onset_of(Finding("B", "operator")) is None
+
+
+def test_where_to_begin_to_read() -> None:
+    read = {
+        "candidate": [{"what": "Impl class", "place": "a.py:3 f"}, {"what": "x", "place": "b.py:4"}],
+        "reference": [],
+    }
+    assert reach.begin_at(Finding("B", "operator", side="candidate", evidence={"read": read})) == "a.py:3 f"
+    assert reach.begin_at(Finding("B", "operator", side="reference", evidence={"read": read})) == ""
+    assert reach.begin_at(Finding("B", "unexplained", evidence={"read": read})) == ""
+    assert reach.begin_at(Finding("B", "weights", side="candidate")) == ""
+
+
+def test_scope_is_told_apart_from_the_worst_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result: Result = made.Run(tmp_path / "run", monkeypatch, made.wrong_up).go().result()
+    scope = Scope(
+        origin_layers=[1], layers_of=2, checkpoints_beyond=0, requests=["r1", "r3"], requests_of=["r0", "r1", "r3"],
+        ranks=[0], ranks_of=[0, 1], rows=61, rows_of=64,
+        worst=WorstPlace(checkpoint="layers.1.x", request="r3", position=9),
+    )  # fmt: skip
+    told = reach.scope(result.model_copy(update={"scope": scope}))
+    lines = [words_of("en")(key, **{name: str(value) for name, value in values.items()}) for key, values in told]
+    assert "Layers where it begins: 1 (layers compared: 2)" in lines
+    assert "Requests that show it: r1, r3 (compared: 3)" in lines
+    assert "Ranks that show it: 0 (looked at: 2)" in lines
+    assert "Rows that show it by themselves: 61 of the 64 that were recomputed" in lines
+    assert lines[-1].startswith("Where it is largest: r3 at position 9, layers.1.x.")
+    assert lines[-1].endswith("not the scope.")
+    every = dict(
+        reach.scope(result.model_copy(update={"scope": scope.model_copy(update={"requests_of": ["r1", "r3"]})}))
+    )
+    assert every["scope.requests of"]["found"] == "@label.every"
+    unknown = dict(reach.scope(result.model_copy(update={"scope": Scope(requests=["r1"])})))
+    assert unknown["scope.requests"] == {"found": "r1"}
+    assert "scope.rows" not in unknown and "scope.worst" not in unknown
