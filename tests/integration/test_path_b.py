@@ -35,6 +35,8 @@ def diverged(directory: Path, fault: str, side: str, *arguments: str) -> dict[st
     done = run_align("run", *given, timeout=580)
     assert done.returncode == 1, done.stdout + done.stderr
     result: dict[str, Any] = json.loads((out / "result.json").read_text())
+    first = result["transplants"][0]
+    assert (first["side"], first["verdict"]) == (side, "confirmed"), first["summary"]
     return result
 
 
@@ -94,7 +96,6 @@ def test_rows_of_a_projection_are_named_from_two_percent_of_the_bytes(fault: str
     assert (fit["kind"], fit["explains"]) == ("factor_channels", True)
     if "weight" in fault:
         assert first["evidence"]["rows"] == channels
-    assert [one["verdict"] for one in result["transplants"]] == ["confirmed"]
     # Two recordings of each side, without a new launch, and two percent of what all values take.
     run = tmp_path / "run"
     stages = [one["stage"] for one in result["walk"]]
@@ -158,6 +159,9 @@ def test_exchanged_norms_of_query_and_key_are_named(fault: str, side: str, tmp_p
     result = diverged(tmp_path, fault, side)
     found = [(one["kind"], one["side"], one["checkpoint"]) for one in result["findings"][:2]]
     assert found == [("weights", side, f"layers.1.attn.{one}_norm") for one in "qk"]
+    # Which rows are whose is known exactly: the one holds what the other should.
+    held = [one["evidence"]["holds"] for one in result["findings"][:2]]
+    assert held == [f"model.layers.1.self_attn.{one}_norm.weight" for one in "kq"]
 
 
 @pytest.mark.parametrize(("fault", "side"), cases(faults=("swap",)))
