@@ -70,3 +70,10 @@ def test_another_order_and_size_of_the_batch(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
     done = run_align("compare", str(recorded["candidate"]), str(recorded["reference"]), "--floor", "none")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("model", "side"), [("qwen3", "candidate"), ("qwen3", "reference"), ("smollm2", "candidate")])
+def test_lean_recordings(model: str, side: str, tmp_path: Path) -> None:
+    result = silent(tmp_path / "out", "--model", model, "--lean", *NATIVE[side])
+    for part in ("candidate", "reference", "paired"):
+        assert result["coverage"][part]["percent"] == 100, result["coverage"][part]
