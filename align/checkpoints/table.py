@@ -193,6 +193,13 @@ class Structure:
                 break
         return tuple(found)
 
+    def behind(self, reader: Name, source: Name) -> bool:
+        """Whether a checkpoint is computed from another one of its layer, however indirectly."""
+        return any(
+            one.order == source.order or (one.layer == source.layer and self.behind(one, source))
+            for one in self.inputs(reader)
+        )
+
     def size(self, axis: str) -> int:
         """Length of a canonical axis of the whole model; ``tokens`` and ``requests`` have none."""
         sizes = {

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from align.checkpoints.bounds import bounds, unit_roundoff
-from align.checkpoints.table import Name, Structure, parse
+from align.checkpoints.table import Name, parse
 from align.compare.rows import Recorded, real_steps
 from align.fits import INPUTS, Fit, FitCase, explain
 from align.fits.table import kinds as fault_kinds
@@ -296,7 +296,7 @@ def _others(name: Name, oracle: Oracle, trace: Recorded, rows: _Rows) -> dict[st
     for one in structure.names():
         if one.layer != name.layer or one.kind.integer or one.order == name.order:
             continue
-        if tuple(structure.size(axis) for axis in one.kind.axes[1:]) != tuple(shape) or _reads(one, name, structure):
+        if tuple(structure.size(axis) for axis in one.kind.axes[1:]) != tuple(shape) or structure.behind(one, name):
             continue
         exact: dict[Key, Tensor] = {}
         for entry in real_steps(trace):
@@ -308,11 +308,3 @@ def _others(name: Name, oracle: Oracle, trace: Recorded, rows: _Rows) -> dict[st
         if all(key in exact for key in rows.keys):
             found[str(one)] = torch.stack([exact[key] for key in rows.keys])
     return found
-
-
-def _reads(reader: Name, source: Name, structure: Structure) -> bool:
-    """Whether a checkpoint is computed from another one of its layer, however indirectly."""
-    return any(
-        one.order == source.order or (one.layer == source.layer and _reads(one, source, structure))
-        for one in structure.inputs(reader)
-    )

@@ -80,17 +80,9 @@ def _beside(checkpoint: str, side: str, findings: Sequence[Finding], structure: 
         name = parse(one.checkpoint)
         if name.layer != chosen[0].layer or name.layer is None or name.kind.shard == "partial" or name in chosen:
             continue
-        if not any(_behind(a, b, structure) for other in chosen for a, b in ((name, other), (other, name))):
+        if not any(structure.behind(a, b) for other in chosen for a, b in ((name, other), (other, name))):
             chosen.append(name)
     return tuple(map(str, chosen[1:]))
-
-
-def _behind(reader: Name, source: Name, structure: Structure) -> bool:
-    """Whether a checkpoint is computed from another one of its layer, however indirectly."""
-    return any(
-        one == source or (one.layer == source.layer and _behind(one, source, structure))
-        for one in structure.inputs(reader)
-    )
 
 
 def known_of(accusation: Accusation, tensors: TensorComparison | None, findings: Sequence[Finding]) -> bool | None:
