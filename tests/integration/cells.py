@@ -146,7 +146,7 @@ was no run yet. *Seconds* is the time from the fault to the end of the command (
 *gone* the time from there to the end of its last process; *orphans* are processes of the run that are left 10 seconds
 later, *half files* those that were, or would be, taken for whole ones. `not tried` is no pass.
 
-`ALIGN_ROBUSTNESS_TABLE=tests/integration make extended` measures the table anew.
+`ALIGN_ROBUSTNESS_TABLE=tests/integration make extended ARGS='-k robustness'` measures the table anew.
 
 """
 
