@@ -180,3 +180,34 @@ def test_a_wrong_accusation_is_refuted(side: str, tmp_path: Path) -> None:
     result = diverged(tmp_path, "norm", side, "--confirm", f"{side}:layers.1.mlp.up")
     outcomes = {one["checkpoint"]: one["verdict"] for one in result["transplants"]}
     assert outcomes == {"layers.2.mlp_norm": "confirmed", "layers.1.mlp.up": "refuted"}
+
+
+_FIX = '''"""A fix.
+
+File: norm.py
+Change: the factor is taken out
+Reason: nothing asked for it
+"""
+
+
+def apply(ctx):
+    pass
+
+
+def after_load(ctx):
+    norm = ctx.model.model.layers[2].post_attention_layernorm
+    getattr(norm, "impl", norm).is_wrong = False
+'''
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("side", SIDES)
+def test_a_paired_run_shows_that_a_fix_mends_it(side: str, tmp_path: Path) -> None:
+    diverged(tmp_path, "norm", side)
+    (tmp_path / "fix.py").write_text(_FIX)
+    given = ("--patch", f"{side}={tmp_path / 'fix.py'}", "--out", str(tmp_path / "fixed"), "--quiet")
+    done = run_align("replay", str(tmp_path / "run"), *given, timeout=580)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "fixed" / "result.json").read_text())
+    assert (result["verdict"], result["findings"]) == ("aligned", [])
+    assert ("norm.py", "the factor is taken out") in [(one["file"], one["change"]) for one in result["measures"]]
