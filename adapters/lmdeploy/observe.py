@@ -23,10 +23,15 @@ def _model(agent: Any) -> Any:
     return model.get_model() if hasattr(model, "get_model") else model
 
 
+def _attention_modules(model: torch.nn.Module) -> list[Any]:
+    """The modules of all attentions, by layer."""
+    found = ((module, getattr(module, "impl", None)) for module in model.modules())
+    return [module for module, impl in found if hasattr(impl, "num_kv_heads") and hasattr(impl, "scale")]
+
+
 def _attentions(model: torch.nn.Module) -> list[Any]:
     """The implementations of all attentions, by layer."""
-    implementations = [getattr(module, "impl", None) for module in model.modules()]
-    return [impl for impl in implementations if hasattr(impl, "num_kv_heads") and hasattr(impl, "scale")]
+    return [module.impl for module in _attention_modules(model)]
 
 
 def _kernel_takes(impl: Any, *names: str) -> bool:
@@ -97,6 +102,13 @@ def _norm_and_rope_facts(facts: Facts, agent: Any) -> None:
         "impl.eps of every RMSNorm",
         lambda: one_or_all(float(module.impl.eps) for module in model_facts.named(_model(agent), "RMSNorm")),
     )
+    facts.read(
+        "norm_eps_unlike",
+        "impl.eps of every RMSNorm",
+        lambda: model_facts.unlike(
+            _model(agent), ((one, float(one.impl.eps)) for one in model_facts.named(_model(agent), "RMSNorm"))
+        ),
+    )
     facts.read("rope_theta", "base of the rotary embedding", lambda: float(_rotary(_model(agent)).base))
     facts.read("rotary_dim", "inv_freq of the rotary embedding", lambda: 2 * _rotary(_model(agent)).inv_freq.numel())
 
@@ -131,6 +143,13 @@ def _attention_facts(facts: Facts, agent: Any) -> None:
     )
     facts.read("head_dim", "impl.head_size", lambda: one_or_all(impl.head_size for impl in attentions()))
     facts.read("attention_scale", "impl.scale", lambda: one_or_all(float(impl.scale) for impl in attentions()))
+    facts.read(
+        "attention_scale_unlike",
+        "impl.scale",
+        lambda: model_facts.unlike(
+            _model(agent), ((one, float(one.impl.scale)) for one in _attention_modules(_model(agent)))
+        ),
+    )
     facts.read("window", "what impl.paged_attention_fwd takes", lambda: _windows(attentions()))
     facts.read(
         "window_declared",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,23 @@ def parameter_dtypes(model: torch.nn.Module) -> Any:
 def named(model: torch.nn.Module, part: str) -> list[Any]:
     """Modules whose class is called like ``part``, in order."""
     return [module for module in model.modules() if part in type(module).__name__]
+
+
+def unlike(model: torch.nn.Module, values: Iterable[tuple[Any, Any]]) -> list[list[Any]]:
+    """Where a value is not what most modules have.
+
+    Args:
+        values: ``(module, value)``.
+
+    Returns:
+        ``[name of the module, value]`` in the model's order; empty if all have the same.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    found = [(names.get(id(module), ""), value) for module, value in values]
+    if not found:
+        return []
+    common, _ = Counter(value for _, value in found).most_common(1)[0]
+    return [[name, value] for name, value in found if value != common]
 
 
 def same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -108,6 +108,13 @@ def _norm_and_rope_facts(facts: Facts, runner: Any) -> None:
         "variance_epsilon of every RMSNorm",
         lambda: one_or_all(float(module.variance_epsilon) for module in model_facts.named(model, "RMSNorm")),
     )
+    facts.read(
+        "norm_eps_unlike",
+        "variance_epsilon of every RMSNorm",
+        lambda: model_facts.unlike(
+            model, ((one, float(one.variance_epsilon)) for one in model_facts.named(model, "RMSNorm"))
+        ),
+    )
     facts.read("rope_theta", "base of the rotary embedding", lambda: float(_rotary(model).base))
     facts.read(
         "rotary_dim", "cos_sin_cache of the rotary embedding", lambda: int(_rotary(model).cos_sin_cache.shape[1])
@@ -144,6 +151,11 @@ def _attention_facts(facts: Facts, runner: Any) -> None:
     facts.read("head_dim", "attn.impl.head_size", lambda: one_or_all(a.impl.head_size for a in _attentions(model)))
     facts.read(
         "attention_scale", "attn.impl.scale", lambda: one_or_all(float(a.impl.scale) for a in _attentions(model))
+    )
+    facts.read(
+        "attention_scale_unlike",
+        "attn.impl.scale",
+        lambda: model_facts.unlike(model, ((one, float(one.impl.scale)) for one in _attentions(model))),
     )
     facts.read(
         "window", "attn.impl.sliding_window", lambda: one_or_all(a.impl.sliding_window or 0 for a in _attentions(model))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from adapters.base import Observation, StepRecord
@@ -19,6 +19,10 @@ from align.conditions.types import Condition, Verdict
 from align.models.info import ModelInfo
 
 _NOTHING = "nothing of the kind"
+#: Suffix of a fact that says which modules have another value than most.
+UNLIKE = "_unlike"
+#: Modules that are listed.
+LISTED = 8
 
 
 @dataclass(frozen=True)
@@ -87,8 +91,18 @@ def evaluate(
             continue
         judged = {role: _one_side(row, wanted[row.name], side, case) for role, side in sides.items()}
         judged = _together(row, sides, judged)
-        found.append(_condition(row, wanted[row.name], judged, row.name in allow, asked))
+        condition = _condition(row, wanted[row.name], judged, row.name in allow, asked)
+        places = {role: _places(row, wanted[row.name], sides[role]) for role in condition.sides}
+        found.append(replace(condition, places={role: names for role, names in places.items() if names}))
     return tuple(found)
+
+
+def _places(row: Row, wanted: Any, side: SideFacts) -> tuple[str, ...]:
+    """Modules whose value is not what is wanted, where that of most is; empty if it is not known or most are wrong."""
+    unlike = side.fact(f"{row.name}{UNLIKE}")
+    if row.compare != "close" or unlike is None or unlike.value is None:
+        return ()
+    return tuple(name for name, value in unlike.value if not judge.close(wanted, {row.name: value})[0])[:LISTED]
 
 
 def _condition(row: Row, wanted: Any, judged: Mapping[str, _Side], allowed: bool, asked: Collection[str]) -> Condition:

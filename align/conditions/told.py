@@ -6,12 +6,22 @@ Nobody asked it to, so that stopping would hide what is wrong: a norm's epsilon,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from align.checkpoints.table import kinds, parse
 from align.conditions.table import TABLE
 from align.conditions.types import Condition
 from align.findings import Finding
+
+_LAYER = re.compile(r"layers\.(\d+)\.")
+#: What a norm's module is called → its checkpoint.
+_NORMS = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "mlp_norm",
+    "q_norm": "attn.q_norm",
+    "k_norm": "attn.k_norm",
+}
 
 
 def configuration_findings(conditions: Iterable[Condition]) -> list[Finding]:
@@ -38,16 +48,34 @@ def _finding(side: str, place: tuple[str, str], group: Sequence[Condition]) -> F
         for one in group
     ]
     names = ", ".join(one.name for one in group)
+    places = tuple(dict.fromkeys(name for one in group for name in one.places.get(side, ())))
+    checkpoint = _checkpoint_of(places, place[1])
+    where = f" in {', '.join(places[:3])}{' …' if len(places) > 3 else ''}" if places else ""
     return Finding(
         path,
         "configuration",
         side=side,
-        checkpoint=kinds()[place[1]].at(0),
-        layer=0,
-        evidence={"what": f"{names} of the live engine differs from config.json: {group[-1].why}", "conditions": said},
+        checkpoint=checkpoint,
+        layer=parse(checkpoint).layer,
+        evidence={
+            "what": f"{names} of the live engine differs from config.json{where}: {group[-1].why}",
+            "conditions": said,
+            "places": list(places),
+        },
         next=f"read how that engine sets the {group[-1].where[side]} from the configuration, "
         "and recompute the checkpoint with transformers: align golden RUN",
     )
+
+
+def _checkpoint_of(places: Sequence[str], kind: str) -> str:
+    """The checkpoint of the first module that is wrong; the first layer's, if all modules are."""
+    if not places:
+        return kinds()[kind].at(0)
+    found = _LAYER.search(places[0])
+    tail = next((_NORMS[part] for part in reversed(places[0].split(".")) if part in _NORMS), kind)
+    if found is None:  # behind the last layer
+        return "final_norm"
+    return kinds()[tail if kind == "attn_norm" else kind].at(int(found[1]))
 
 
 def with_configuration(findings: Sequence[Finding], conditions: Iterable[Condition]) -> tuple[Finding, ...]:

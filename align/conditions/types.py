@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 Verdict = Literal["ok", "false", "unknown"]
@@ -26,6 +26,7 @@ class Condition:
         required: whether it stops the comparison unless it is ok; the others inform.
         allowed: the user goes on without it.
         sides: those that do not meet it.
+        places: by side, modules whose value is not what is requested, where the others' is.
         told: it does not stop the comparison: the engine computes otherwise than its checkpoint says, which is a
             finding (:mod:`align.conditions.told`).
     """
@@ -42,6 +43,7 @@ class Condition:
     required: bool = True
     allowed: bool = False
     sides: tuple[str, ...] = ()
+    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     told: bool = False
 
     @property
@@ -68,5 +70,6 @@ class Condition:
             "observed": dict(self.observed),
             "where": dict(self.where),
             "sides": list(self.sides),
+            "places": {side: list(names) for side, names in self.places.items()},
             "blocks": self.blocks,
         }

@@ -104,6 +104,8 @@ class Condition(Documented):
     """The user goes on without it."""
     sides: list[str]
     """Those that do not meet it."""
+    places: dict[str, list[str]]
+    """By side, modules whose value is not what is requested, where that of most is."""
     told: bool
     """A finding says it instead of stopping: the engine computes otherwise than its checkpoint says."""
     blocks: bool

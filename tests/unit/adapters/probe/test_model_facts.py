@@ -131,3 +131,11 @@ def test_dummies_are_counted_in_the_log_of_the_rank(tmp_path: Path) -> None:
     )
     assert model_facts.dummy_forwards(tmp_path, 1) == 2
     assert model_facts.dummy_forwards(tmp_path, 0) == 0
+
+
+def test_modules_that_are_unlike_most() -> None:
+    model = torch.nn.ModuleDict({f"norm{at}": torch.nn.Identity() for at in range(4)})
+    values = dict(zip(model.values(), (1.0, 2.0, 1.0, 1.0), strict=True))
+    assert model_facts.unlike(model, values.items()) == [["norm1", 2.0]]
+    assert model_facts.unlike(model, ((one, 1.0) for one in model.values())) == []
+    assert model_facts.unlike(model, ()) == []

@@ -76,3 +76,22 @@ def test_it_stands_behind_the_operator_that_it_explains(others: list[Finding], p
     found = with_configuration(others, conditions(ROPE))
     assert [one.kind for one in found].index("configuration") == place
     assert [one for one in found if one.kind != "configuration"] == others
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "checkpoint"),
+    [
+        ("norm_eps", ["model.layers.1.post_attention_layernorm", 0.001], "layers.1.mlp_norm"),
+        ("norm_eps", ["model.layers.0.self_attn.k_norm", 0.001], "layers.0.attn.k_norm"),
+        ("norm_eps", ["model.norm", 0.001], "final_norm"),
+        ("norm_eps", ["model.layers.1.input_layernorm", 1e-6], "layers.0.attn_norm"),  # most are wrong
+        ("attention_scale", ["model.layers.1.self_attn.attn", 0.3], "layers.1.attn.out"),
+    ],
+)
+def test_the_layer_that_is_wrong_is_named(name: str, changes: list[Any], checkpoint: str) -> None:
+    found = conditions({**FALSE[name], f"{name}_unlike": [changes]})
+    (one,) = configuration_findings(found)
+    assert (one.checkpoint, one.layer) == (checkpoint, int(checkpoint[7]) if "layers" in checkpoint else None)
+    wrong = changes[1] != 1e-6
+    assert one.evidence["places"] == ([changes[0]] if wrong else [])
+    assert (changes[0] in one.evidence["what"]) is wrong
