@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import floor, isfinite, log2, sqrt
+from statistics import NormalDist
 
 #: Bits of the significand, the hidden one included.
 PRECISION = {"bfloat16": 8, "float16": 11, "float32": 24}
@@ -28,6 +29,10 @@ LOGIT_MAGNITUDE = 7.0
 FLOOR_ULPS = 2
 #: The cap in floors, for one layer; grows with the root of the number of layers.
 CAP_FLOORS = 3
+#: A run shows some hundred logprobs; the largest difference of this many is what right engines may differ by.
+MANY = 4000
+#: A largest difference of fewer than this says nothing about that of many.
+FEW = 10
 
 
 def ulp(magnitude: float, dtype: str) -> float:
@@ -76,8 +81,18 @@ class NoisePolicy:
             return self
         return NoisePolicy(floor=min(self.cap, max(self.floor, FLOOR_ULPS * ulp(peak, dtype))), cap=self.cap)
 
-    def tolerance(self, measured: float) -> float:
-        """The largest margin that measured noise explains: the noise, at least the floor; above the cap the
-        floor.
+    def tolerance(self, measured: float, samples: int = MANY) -> float:
+        """By how much two right engines may differ about one logprob: the noise, at least the floor.
+
+        The largest of ``samples`` differences stands for that of :data:`MANY`: for errors of a normal distribution both
+        are known multiples of its deviation (60 samples: 2.3, 4,000: 3.6). Above the cap only the floor is explained.
         """
-        return self.floor if measured > self.cap else max(measured, self.floor)
+        if measured > self.cap:
+            return self.floor
+        reached = measured * _expected_maximum(MANY) / _expected_maximum(min(max(samples, FEW), MANY))
+        return max(min(reached, self.cap), self.floor)
+
+
+def _expected_maximum(samples: int) -> float:
+    """Of independent normal samples, in deviations (Blom 1958)."""
+    return NormalDist().inv_cdf((samples - 0.375) / (samples + 0.25))

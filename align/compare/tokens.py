@@ -4,17 +4,18 @@ Two kinds of run are compared. In a *free* run each side feeds its own tokens ba
 request's first difference is comparable. In a *replay* both sides are forced along the same ids, so every
 step is comparable and every step at which they prefer different ids (a flip) is listed.
 
-A flip is a near-tie if both sides nearly had it the other way round: on each side the margin between the two
-ids is within the noise measured between the sides. The noise of a step is the largest difference of the two
-sides' logprobs over ids that both list, at this and earlier comparable steps of all requests. The two ids of
-a flip do not count for it at that step: any flip moves them by at least half its margins, and would excuse
-itself. A margin that cannot be known, because one id is missing from a side's list, is never within the
-noise.
+A flip is a near-tie if both sides nearly had it the other way round. Its two margins together are what the two
+sides differ by about the two ids, so they may be twice what the sides differ by about one: the noise. The noise
+of a step is the largest difference of the two sides' logprobs over ids that both list, at this and earlier
+comparable steps of all requests, extrapolated to as many as would show the largest (:mod:`align.compare.noise`).
+The two ids of a flip do not count for it at that step: any flip would excuse itself. A margin that cannot be
+known, because one id is missing from a side's list, is never within the noise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from math import isfinite
@@ -45,8 +46,8 @@ class Difference:
         reference_margin: likewise for the reference.
         candidate_margin_at_least, reference_margin_at_least: lower bounds where the margin itself is unknown.
         noise: measured noise up to this step; 0.0 if nothing could be measured.
-        tolerance: the noise after the policy's floor and cap.
-        near_tie: both margins are known and within the tolerance.
+        tolerance: by how much the sides may differ about one logprob: the noise after extrapolation, floor and cap.
+        near_tie: both margins are known, and together within twice the tolerance.
         why: the reason for ``near_tie``, in words.
         told: the same as data.
         golden_id: what the golden run prefers here, if its history is the same.
@@ -212,13 +213,24 @@ class _Pair:
             return candidate.greedy, reference.greedy
         return candidate.chosen, reference.chosen
 
-    def noise(self, index: int) -> float | None:
-        """Largest difference of shared logprobs at a common step, without the ids of a flip there."""
+    def gaps(self, index: int) -> list[float]:
+        """Differences of shared logprobs at a common step, without the ids of a flip there."""
         ids = self.ids(index)
         left_out = set(ids) if ids[0] != ids[1] else set()
         ours, theirs = dict(self.candidate[index].top), dict(self.reference[index].top)
         gaps = [abs(ours[token] - theirs[token]) for token in (ours.keys() & theirs.keys()) - left_out]
-        return max((gap for gap in gaps if isfinite(gap)), default=None)
+        return [gap for gap in gaps if isfinite(gap)]
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """The largest difference of shared logprobs, and of how many."""
+
+    largest: float
+    samples: int
+
+    def __or__(self, other: _Noise) -> _Noise:
+        return _Noise(max(self.largest, other.largest), self.samples + other.samples)
 
 
 def _by_name(generations: Sequence[Generation], side: str) -> dict[str, Generation]:
@@ -228,18 +240,19 @@ def _by_name(generations: Sequence[Generation], side: str) -> dict[str, Generati
     return named
 
 
-def _running_noise(pairs: Any) -> list[float]:
+def _running_noise(pairs: Iterable[_Pair]) -> list[_Noise]:
     """Noise of all requests up to each step."""
-    steps: dict[int, float] = {}
+    steps: dict[int, _Noise] = {}
     for pair in pairs:
         for index in range(pair.common):
-            steps[index] = max(steps.get(index, 0.0), pair.noise(index) or 0.0)
-    return list(accumulate((steps[index] for index in range(len(steps))), max))
+            gaps = pair.gaps(index)
+            steps[index] = steps.get(index, _Noise(0.0, 0)) | _Noise(max(gaps, default=0.0), len(gaps))
+    return list(accumulate((steps[index] for index in range(len(steps))), operator.or_))
 
 
 def _judge(
     pair: _Pair,
-    noise: list[float],
+    noise: list[_Noise],
     policy: NoisePolicy,
     golden: Generation | None,
     prompt_length: int | None,
@@ -258,14 +271,14 @@ def _judge(
         outcome: Literal["equal", "near_tie", "diverged"] = "equal"
     else:
         outcome = "near_tie" if all(difference.near_tie for difference in found) else "diverged"
-    measured = [gap for gap in (pair.noise(index) for index in range(pair.common)) if gap is not None]
+    measured = [gap for index in range(pair.common) for gap in pair.gaps(index)]
     return RequestComparison(pair.name, outcome, pair.common, pair.total, tuple(found), max(measured, default=None))
 
 
 def _difference(
     pair: _Pair,
     index: int,
-    noise: float,
+    measured: _Noise,
     policy: NoisePolicy,
     golden: Generation | None,
     prompt_length: int | None,
@@ -273,7 +286,7 @@ def _difference(
 ) -> Difference:
     candidate, reference = pair.candidate[index], pair.reference[index]
     ours, theirs = pair.ids(index)
-    tolerance = policy.tolerance(noise)
+    noise, tolerance = measured.largest, policy.tolerance(measured.largest, measured.samples)
     our_margin, our_bound = _margin(candidate, ours, theirs)
     their_margin, their_bound = _margin(reference, theirs, ours)
     near_tie = False
@@ -282,7 +295,7 @@ def _difference(
     elif our_margin is None or their_margin is None:
         side, bound = ("candidate", our_bound) if our_margin is None else ("reference", their_bound)
         told = said("tokens.unlisted" if bound is None else "tokens.unlisted_bound", side=side, bound=bound)
-    elif max(abs(our_margin), abs(their_margin)) <= tolerance:
+    elif abs(our_margin) + abs(their_margin) <= 2 * tolerance:
         near_tie = True
         told = said("tokens.near", ours=our_margin, theirs=their_margin, tolerance=tolerance)
     else:
@@ -312,11 +325,11 @@ def _difference(
     )
 
 
-def _length_difference(pair: _Pair, noise: list[float], policy: NoisePolicy, prompt_length: int | None) -> Difference:
+def _length_difference(pair: _Pair, noise: list[_Noise], policy: NoisePolicy, prompt_length: int | None) -> Difference:
     index = pair.common
     ours = pair.candidate[index] if index < len(pair.candidate) else None
     theirs = pair.reference[index] if index < len(pair.reference) else None
-    measured = noise[index - 1] if index else 0.0
+    measured = noise[index - 1] if index else _Noise(0.0, 0)
     stopped = "candidate" if ours is None else "reference"
     told = said("tokens.length", side=stopped, index=index, total=pair.total)
     return Difference(
@@ -332,8 +345,8 @@ def _length_difference(pair: _Pair, noise: list[float], policy: NoisePolicy, pro
         reference_margin=None,
         candidate_margin_at_least=None,
         reference_margin_at_least=None,
-        noise=measured,
-        tolerance=policy.tolerance(measured),
+        noise=measured.largest,
+        tolerance=policy.tolerance(measured.largest, measured.samples),
         near_tie=False,
         why=text_of(told),
         told=told,

@@ -73,7 +73,8 @@ def test_noise_of_earlier_steps_and_other_requests_counts() -> None:
     assert quiet.verdict == "diverged" and quiet.differences[0].noise == 0.0
     same_request = compare_tokens([run(noisy, ours)], [run(SURE, theirs)], mode="free", policy=POLICY)
     assert same_request.verdict == "aligned"
-    assert same_request.differences[0].tolerance == pytest.approx(0.3)
+    # The largest of few differences is extrapolated, up to the cap.
+    assert (same_request.differences[0].noise, same_request.differences[0].tolerance) == (pytest.approx(0.3), 0.5)
     other_request = compare_tokens(
         [run(SURE, ours), run(SURE, noisy, name="r1")],
         [run(SURE, theirs), run(SURE, SURE, name="r1")],
