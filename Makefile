@@ -25,7 +25,7 @@ VARIABLES += PYTHON ALIGN_HOME LMDEPLOY_PYTHON VLLM_PYTHON RAY_ADDRESS
 TYPED = $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 UNKNOWN := $(firstword $(filter-out $(VARIABLES) PIP_% SHELL,$(TYPED)))
 ifdef UNKNOWN
-CLOSEST := import difflib, sys; print(*difflib.get_close_matches(sys.argv[1], sys.argv[2:], n=1))
+CLOSEST := import difflib, sys; print(*difflib.get_close_matches(sys.argv[1].upper(), sys.argv[2:], n=1))
 MEANT := $(shell $(call q,$(PYTHON)) -c $(call q,$(CLOSEST)) $(call q,$(UNKNOWN)) $(VARIABLES) 2>/dev/null)
 $(error there is no variable $(UNKNOWN)$(if $(MEANT),: did you mean $(MEANT)?,.) \
   There are $(VARIABLES); one for the environment goes in front: $(UNKNOWN)=value make)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 
 from align.case.prompts import EncodedPrompt, default_prompts, encode_prompts, load_prompts
 from align.case.schema import Batch, Case, CaseLayout, CaseRequest, Decoding, explain
+from align.errors import UserError
 from align.layout import Layout
 from align.models.info import ModelInfo
 
@@ -45,6 +47,7 @@ def new_case(
     """
     layout = layout or Layout()
     prompts = encode_prompts(load_prompts(prompts_file), info) if prompts_file else default_prompts(info)
+    _refuse_twice(prompts, prompts_file)
     requests = [
         {
             "name": prompt.name,
@@ -69,3 +72,20 @@ def new_case(
         raise explain(error, "case" if prompts_file is None else str(prompts_file)) from None
     case.check(info)
     return NewCase(case, prompts)
+
+
+def _refuse_twice(prompts: Sequence[EncodedPrompt], prompts_file: Path | None) -> None:
+    """Refuse prompts of one name: what is found is told by the name of the request.
+
+    Raises:
+        UserError: says which name, and the prompts that have it.
+    """
+    places: dict[str, list[int]] = {}
+    for number, prompt in enumerate(prompts, 1):
+        places.setdefault(prompt.name, []).append(number)
+    for name, numbers in places.items():
+        if len(numbers) > 1:
+            raise UserError(
+                f"{prompts_file}: the name {name!r} appears more than once, for prompts {', '.join(map(str, numbers))}",
+                "give each prompt a name of its own, or leave the names out (they are r0, r1, … then)",
+            )

@@ -8,13 +8,23 @@ from typing import Annotated
 import typer
 
 from align.cli.errors import guarded
-from align.cli.flags import Allow, Budget, Capture, Debug, Json, Quiet, ResultJson, Verbose
+from align.cli.flags import Allow, Budget, Capture, Debug, Json, Quiet, ResultJson, Verbose, run_named
 
 Followed = Annotated[
-    Path | None, typer.Argument(metavar="[RUN]", help="Directory of a run. Default: the newest with tokens.")
+    Path | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="Directory of a run, or its name in align runs. Default: the newest with tokens.",
+        callback=run_named,
+    ),
 ]
 Unended = Annotated[
-    Path | None, typer.Argument(metavar="[RUN]", help="Directory of a run. Default: the newest that can go on.")
+    Path | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="Directory of a run, or its name in align runs. Default: the newest that can go on.",
+        callback=run_named,
+    ),
 ]
 
 
@@ -83,9 +93,11 @@ def replay_command(
 
 
 def next_command(
-    candidate: Annotated[Path, typer.Argument(metavar="A", help="Trace of the candidate, or a whole run.")],
+    candidate: Annotated[
+        Path, typer.Argument(metavar="A", help="Trace of the candidate, or a whole run.", callback=run_named)
+    ],
     reference: Annotated[
-        Path | None, typer.Argument(metavar="B", help="Trace of the reference; not after a run.")
+        Path | None, typer.Argument(metavar="B", help="Trace of the reference; not after a run.", callback=run_named)
     ] = None,
     allow: Allow = None,
     json: Json = False,

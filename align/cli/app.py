@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from difflib import get_close_matches
 from typing import Annotated, Any
@@ -97,9 +98,41 @@ def main() -> None:
     sys.exit(code)
 
 
+#: What the parser says of a text that is no number, and what is wanted instead.
+_NUMBERS = {"Input should be a valid integer": "a whole number", "Input should be a valid number": "a number"}
+#: Options of `align run` that `make align` takes as variables of another name than theirs.
+_VARIABLES = {"--max-new-tokens": "MAX_NEW", "--tp": "TP", "--dp": "DP", "--ep": "EP"}
+
+
+def _no_number(error: TyperException) -> str | None:
+    """What is wrong with an option that takes a number; ``None`` if something else is."""
+    wanted = next((words for said, words in _NUMBERS.items() if said in error.format_message()), None)
+    options = getattr(getattr(error, "param", None), "opts", ())
+    if wanted is None or not options:
+        return None
+    option = max(options, key=len)
+    variable = _VARIABLES.get(option) if os.environ.get("MAKELEVEL") else None
+    given = _given(option)
+    what = f"it takes {wanted}" if given is None else f"{given!r} is not {wanted}"
+    return f"Invalid value for {option!r}{f' ({variable} of make)' if variable else ''}: {what}"
+
+
+def _given(option: str) -> str | None:
+    """What was typed for an option; ``None`` if it is not found."""
+    for word, following in zip(sys.argv, (*sys.argv[1:], None), strict=True):
+        if word == option:
+            return following
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+    return None
+
+
 def _refusal(error: TyperException, context: Any) -> UserError:
     """What is wrong with a command line, and the option that was meant, if one looks like it."""
     see = f"see what there is: {NAME if context is None else context.command_path} --help"
+    number = _no_number(error)
+    if number is not None:
+        return UserError(number, see)
     wrong = getattr(error, "option_name", None)
     if context is None or wrong is None or not hasattr(error, "possibilities"):
         return UserError(error.format_message(), see)

@@ -14,7 +14,6 @@ from datetime import datetime
 from pathlib import Path
 
 from pydantic import ValidationError
-from rich.console import Console
 
 from adapters.base import SIDES
 from align.calibrate.choose import NONE
@@ -27,6 +26,7 @@ from align.cli import resume, run
 from align.cli.leave import RESULT
 from align.cli.options import budget_bytes, check_seconds, dtype_of
 from align.cli.output import print_json
+from align.cli.screen import screen
 from align.compare.pairing import pair_rows
 from align.compare.policy import TensorPolicy
 from align.errors import EXIT_ALIGNED, UserError
@@ -73,10 +73,10 @@ def execute(settings: CalibrateSettings) -> int:
     Raises:
         UserError: a run is not clean or failed, or the floor cannot be written.
     """
-    console = Console(quiet=settings.quiet, soft_wrap=True, emoji=False, stderr=settings.json, highlight=False)
+    console = screen(settings.quiet, settings.json)
 
     def say(line: str) -> None:
-        console.print(line, markup=False)
+        console.say(line)
 
     check_seconds(launch_timeout=settings.launch_timeout, step_timeout=settings.step_timeout)
     budget_bytes(settings.values_budget)

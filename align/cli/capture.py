@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from adapters.base import SIDES, Generation
 from adapters.host import ADAPTERS
 from align.case.schema import Case
 from align.cli.options import budget_bytes, case_in, check_patterns, check_seconds, interpreters_for, own_extras
 from align.cli.output import print_json
+from align.cli.screen import screen
 from align.errors import EXIT_ALIGNED, SideError, UserError
 from align.models.resolve import resolve_model
 from align.report.live import LiveProgress
@@ -65,7 +64,7 @@ def execute(settings: CaptureSettings) -> int:
     Raises:
         UserError, EnvError: what must change before the command can succeed.
     """
-    console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False, stderr=settings.json)
+    console = screen(settings.quiet, settings.json)
     check_seconds(launch_timeout=settings.launch_timeout, step_timeout=settings.step_timeout)
     if settings.engine not in ADAPTERS:
         raise UserError(f"{settings.engine} is no engine that is recorded", f"name one of {', '.join(ADAPTERS)}")
@@ -103,7 +102,9 @@ def execute(settings: CaptureSettings) -> int:
         )
         recorded = alone.run(along)
     directory.write_json("tokens.json", tokens_record(session.outcome))
-    show_recorded(console, recorded, directory.path, role, followed=settings.along)
+    # Absolute as the other one is: the hint works wherever it is pasted.
+    followed = None if settings.along is None else settings.along.absolute()
+    show_recorded(console, recorded, directory.path, role, followed=followed)
     if settings.json:
         print_json(_content(settings, recorded, directory.path, role))
     elif settings.quiet:
@@ -126,7 +127,7 @@ def _content(settings: CaptureSettings, recorded: Recorded, directory: Path, rol
             "bytes": recorded.bytes,
             "stability": recorded.stable.to_dict(),
             "conditions": [one.to_dict() for one in recorded.conditions],
-            "next": next_command(directory, role, settings.along),
+            "next": next_command(directory, role, None if settings.along is None else settings.along.absolute()),
         }
     )
     return content

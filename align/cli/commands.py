@@ -27,6 +27,7 @@ from align.cli.flags import (
     ResultJson,
     StepTimeout,
     Verbose,
+    run_named,
 )
 
 _KNOWN = "What is known already (result.json and report.md keep it)"
@@ -42,7 +43,10 @@ def run_command(
     ] = None,
     case: Annotated[
         Path | None,
-        typer.Option(help="Run the case.json of an earlier run again; replaces the options that make a case."),
+        typer.Option(
+            help="Run the case.json of an earlier run again; replaces the options that make a case.",
+            callback=run_named,
+        ),
     ] = None,
     only: Only = None,
     device: Device = "simnpu",
@@ -189,13 +193,16 @@ def run_command(
 
 def capture_command(
     engine: EngineName,
-    case: Annotated[Path, typer.Option(help="case.json: what is run. Every run directory has one.")],
+    case: Annotated[
+        Path, typer.Option(help="case.json: what is run. Every run directory has one.", callback=run_named)
+    ],
     out: Annotated[Path, typer.Option(help="New directory for the trace.")],
     side: Annotated[
         str | None, typer.Option(help="candidate or reference. Default: the one that ENGINE is in the case.")
     ] = None,
     along: Annotated[
-        Path | None, typer.Option(help="Follow the tokens of this trace instead of the engine's own.")
+        Path | None,
+        typer.Option(help="Follow the tokens of this trace instead of the engine's own.", callback=run_named),
     ] = None,
     only: Only = None,
     device: Device = "simnpu",
@@ -247,10 +254,16 @@ def capture_command(
 
 def compare_command(
     candidate: Annotated[
-        Path, typer.Argument(metavar="A", help="Trace, side directory of a run, .pt directory, or a whole run.")
+        Path,
+        typer.Argument(
+            metavar="A",
+            help="Trace, side directory of a run, .pt directory, or a whole run, also by its name.",
+            callback=run_named,
+        ),
     ],
     reference: Annotated[
-        Path | None, typer.Argument(metavar="B", help="The same of the other side; not after a whole run.")
+        Path | None,
+        typer.Argument(metavar="B", help="The same of the other side; not after a whole run.", callback=run_named),
     ] = None,
     policy: Policy = "derived",
     floor: Floor = "auto",
@@ -290,7 +303,9 @@ def compare_command(
 
 
 def export_command(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace, or side directory of a run.")],
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE", help="Trace, or side directory of a run.", callback=run_named)
+    ],
     out: Annotated[Path, typer.Option(help="New directory; one directory per step is made in it.")],
     format_: Annotated[str, typer.Option("--format", help="pt: one torch.save file per checkpoint and rank.")] = "pt",
     native: Annotated[
@@ -312,7 +327,9 @@ def export_command(
 
 
 def report_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, or a result.json.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Directory of a run, its name, or a result.json.", callback=run_named)
+    ],
     lang: Lang = "en",
     out: Annotated[
         str | None, typer.Option(metavar="FILE", help="Default: report.md, or report.zh.md, in RUN; - prints it.")
@@ -356,7 +373,8 @@ def explain_command(
         list[str] | None,
         typer.Argument(
             metavar="[KIND|ID|PATH|WORD]",
-            help="A finding's kind, a row of the alignment guide (its parts are called seeds), a path, or any words.",
+            help="A finding's kind, a row of the alignment guide (its parts are called seeds), a path, a checkpoint, "
+            "an operator, or any words.",
         ),
     ] = None,
     lang: Annotated[str, typer.Option(help="en or zh.")] = "en",

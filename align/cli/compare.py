@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from rich.console import Console
-
 from adapters.base import SIDES
 from align.cli.errors import reason_of
 from align.cli.leave import text_of
 from align.cli.options import policy_name
+from align.cli.screen import screen
 from align.conditions import require_names
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED
 from align.report import terminal
@@ -50,7 +49,7 @@ def execute(settings: CompareSettings) -> int:
     Raises:
         UserError: what must change before the recordings can be compared.
     """
-    console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False, stderr=settings.json)
+    console = screen(settings.quiet, settings.json)
     started = datetime.now().astimezone().isoformat(timespec="seconds")
     paths = {SIDES[0]: settings.candidate}
     offline = Offline((), "derived")  # all that is known if the options themselves are refused
@@ -78,6 +77,8 @@ def execute(settings: CompareSettings) -> int:
             console, compared.engines, compared.report, compared.simulated, compared.generated, settings.verbose
         )
     elif not settings.json:
+        for remark in compared.report.remarks:
+            sys.stderr.write(f"warning: {remark}\n")
         simulated = " (simulated)" if compared.simulated else ""
         print(f"{compared.report.verdict}{simulated}: {terminal.sentence(*compared.engines, compared.report)}")
     return EXIT_ALIGNED if compared.report.verdict == "aligned" else EXIT_DIVERGED

@@ -19,6 +19,9 @@ from align.run.flow import Wishes
 from align.run.recording import default_values, rows_of
 from align.walk.planner import least_values_for, shortest_telling, values_for
 
+#: From the start to engines that take requests, of both at once: measured with the presets on two cores.
+LAUNCH_SECONDS = 30.0
+
 
 def costs_of(case: Case, info: ModelInfo, structure: Structure, wishes: Wishes) -> list[Cost]:
     """Of one side: the recording that every run makes, the one of a request alone, and the float64 oracle."""
@@ -70,6 +73,17 @@ def costs_of(case: Case, info: ModelInfo, structure: Structure, wishes: Wishes) 
     ]
 
 
+def _in_all(costs: Sequence[Cost]) -> str:
+    """What a run takes altogether, as far as it can be told before it."""
+    recording, *closer = (cost.seconds for cost in costs[:-1])
+    clean, wrong = LAUNCH_SECONDS + recording, LAUNCH_SECONDS + recording + sum(closer)
+    return (
+        f"in all about {clean:.0f} s, and {wrong:.0f} s where something is wrong: launching both engines takes about "
+        f"{LAUNCH_SECONDS:.0f} s of it on the simulated NPU (longer for large weights); the engines' own steps come on "
+        "top, and the last row is not counted"
+    )
+
+
 def _digested(requests: Sequence[Request]) -> int:
     """Rows whose digests a lean recording keeps."""
     choice, count = RowChoice(), 0
@@ -96,8 +110,8 @@ def show(console: Console, case: Case, info: ModelInfo, structure: Structure | N
         console.print(
             "per side; sizes follow from shapes, memory and time are estimates for this machine's arithmetic:"
         )
-        console.print(
-            cost_table(costs_of(case, info, structure, wishes)), markup=False, highlight=False, soft_wrap=True
-        )
+        costs = costs_of(case, info, structure, wishes)
+        console.print(cost_table(costs), markup=False, highlight=False, soft_wrap=True)
+        console.print(_in_all(costs), markup=False, highlight=False, soft_wrap=True)
     console.print("nothing was started (--dry-run)")
     return EXIT_ALIGNED

@@ -26,8 +26,9 @@ def runs_command(
     """List earlier runs with their verdicts and sizes, and remove them.
 
     They are those below ALIGN_HOME/runs, the newest first. What a run came to: aligned, diverged, refused (a condition
-    does not hold, or an option cannot be), failed (an engine died), interrupted, or running. Before anything is
-    removed, what would be is listed and confirmed. A run that is in use stays.
+    does not hold, an option cannot be, or a patch is wrong), failed (an engine died), interrupted, or running. Other
+    commands take these names, too. Before anything is removed, what would be is listed and confirmed. A run that is in
+    use stays.
 
     Examples: `align runs` · `align runs --remove NAME` · `align runs --remove --refused` ·
     `align runs --remove --older-than 7d --yes`

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from align.cli.explain_names import closest, told
+from align.cli.explain_names import closest, lists, told
 from align.cli.output import columns, print_json
 from align.errors import EXIT_ALIGNED, UserError
 from align.findings import PATHS
@@ -18,6 +18,17 @@ from align.knowledge import LANGUAGES, PATHS_ZH, Entry, Knowledge, Language, kno
 _LABELS: dict[Language, tuple[str, ...]] = {
     "en": ("path", "symptom", "causes", "check", "treatment", "note", "read", "see", "guide"),
     "zh": ("路径", "症状", "可能原因", "检查", "处理", "说明", "阅读", "另见", "指南"),
+}
+_HEAD: dict[Language, tuple[str, str, str]] = {"en": ("path", "name", "what it is"), "zh": ("路径", "名称", "说明")}
+#: What else is explained, by :func:`align.cli.explain_names.lists`.
+_OTHERS: dict[Language, dict[str, str]] = {
+    "en": {
+        "checkpoints": "checkpoints",
+        "groups": "groups of checkpoints",
+        "operators": "operators",
+        "fits": "errors that are fitted",
+    },
+    "zh": {"checkpoints": "检查点", "groups": "检查点组", "operators": "算子", "fits": "可识别的错误"},
 }
 #: Labels whose lines begin with a name or a command and need no bullet.
 _NAMES = {name for labels in _LABELS.values() for name in labels[6:8]} | {"next", "下一步"}
@@ -45,7 +56,9 @@ def execute(words: Sequence[str], lang: str, json: bool = False) -> int:
     elif len(found) == 1:
         _show(console, found[0].id, found[0].title.of(lang), _parts(found[0], known, lang))
     else:
-        _list(console, found, lang, " ".join(words).upper())
+        _list(console, found, lang, text.upper())
+        if not text:
+            _others(console, lang)
     return EXIT_ALIGNED
 
 
@@ -126,10 +139,13 @@ def _show(console: Console, name: str, title: str, parts: Sequence[tuple[str, tu
 
 def _list(console: Console, found: Sequence[Entry], language: Language, asked: str) -> None:
     """One line an entry, by the path that it names first; all under one path if that was asked for."""
-    if not console.is_terminal:
-        print(columns([(",".join(entry.paths), entry.id, entry.title.of(language)) for entry in found]))
-        return
     names = PATHS if language == "en" else PATHS_ZH
+    if not console.is_terminal:
+        cells = [(",".join(entry.paths), entry.id, entry.title.of(language)) for entry in found]
+        print(columns([_HEAD[language], *cells]))
+        used = {path for entry in found for path in entry.paths}
+        print(f"{_HEAD[language][0]}: {', '.join(f'{path} {name}' for path, name in names.items() if path in used)}")
+        return
     for path, name in names.items():
         rows = [entry for entry in found if path == (asked if asked in PATHS else entry.paths[0])]
         if not rows:
@@ -143,3 +159,13 @@ def _list(console: Console, found: Sequence[Entry], language: Language, asked: s
             others = " ".join(other for other in entry.paths if other != path)
             table.add_row(f"  {entry.id}", others, Text(entry.title.of(language)))
         console.print(table)
+
+
+def _others(console: Console, language: Language) -> None:
+    """The names besides the entries, a line a kind."""
+    for kind, names in lists().items():
+        label = _OTHERS[language][kind]
+        if console.is_terminal:
+            console.print(Text.assemble((label, "bold"), f": {', '.join(names)}"))
+        else:
+            print(f"{label}: {', '.join(names)}")

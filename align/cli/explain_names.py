@@ -18,6 +18,10 @@ from align.trace.pt_names import read_file_name
 
 #: ``layers.2.``, and as the table has it ``layers.{i}.``.
 _LAYER = re.compile(r"layers?\.(?P<layer>\d+|\{?i\}?)(?:\.(?P<rest>.+))?")
+#: That of :class:`align.compare.residual.ResidualPolicy`, which imports torch.
+SLACK = 1.02
+#: Between the steps of a derivation.
+_PARTS = re.compile(r"(?<=\)), |; ")
 #: Groups of files that are read for an operator; what else is known about these files is known about the operator.
 _READ = {"attention": "attention", "slots": "cache", "rope": "rope", "experts": "experts", "all_reduce": "parallel"}
 _WEIGHTED = ("embedding", "rms_norm", "linear")
@@ -132,7 +136,7 @@ def _checkpoint(kind: Kind, layer: int | None, known: Knowledge, language: Langu
         kind.meaning,
         (
             ("operator", tuple(kind.operators)),
-            ("rounding", tuple(_bound(operator) for operator in kind.operators if operator in bounds())),
+            ("rounding", tuple(line for operator in kind.operators for line in _bound(operator))),
             ("shape", (shape,)),
             ("reads", tuple(reads)),
             ("read by", tuple(by)),
@@ -153,7 +157,7 @@ def _operator(name: str, known: Knowledge, language: Language) -> Told:
         name,
         f"an operator: what it makes is recomputed from its own inputs{'' if name in bounds() else ' where it can be'}",
         (
-            ("rounding", (_bound(name),) if name in bounds() else ()),
+            ("rounding", _bound(name)),
             ("makes", tuple(made)),
             *_known((name,), False, entries, known, language),
             ("next", tuple(f"align explain {one.rpartition('}.')[2]}" for one in (*made[:1], "operator"))),
@@ -230,14 +234,30 @@ def _faults_of(operator: str) -> list[FaultKind]:
     return [fault for fault in faults().values() if fault.name.startswith(own)] if own else []
 
 
-def _bound(operator: str) -> str:
-    one = bounds()[operator]
+def _bound(operator: str) -> tuple[str, ...]:
+    """What rounding may do to an operator's result, and why; nothing for one that is not recomputed."""
+    one = bounds().get(operator)
+    if one is None:
+        return ()
     if not one.max_roundings:
-        return f"{operator}: none, {one.derivation}"
+        return (f"{operator}: none, {one.derivation}",)
     return (
-        f"{operator}: an element is off by {one.max_roundings:g} roundings at most, a token's common factor by "
-        f"{one.gain_roundings:g}; {one.derivation}"
+        f"{operator}: an element is off by {one.max_roundings:g} roundings at most",
+        f"{operator}: findings say {one.max_roundings * SLACK:.3g}, with a slack of {SLACK:g} for float32 arithmetic",
+        f"{operator}: a token's common factor is off by {one.gain_roundings:g} at most",
+        *(f"why: {part}" for part in _PARTS.split(one.derivation)),
     )
+
+
+def lists() -> dict[str, tuple[str, ...]]:
+    """All names that are explained besides the entries of the table of knowledge, by what they are."""
+    groups = dict.fromkeys(name.partition(".")[0] for name in kinds() if "." in name)
+    return {
+        "checkpoints": tuple(_at(kind, None) for kind in kinds().values()),
+        "groups": (*groups, "layers"),
+        "operators": tuple(_operators()),
+        "fits": tuple(faults()),
+    }
 
 
 def _taps(kind: Kind, layer: int | None) -> Iterator[tuple[str, str]]:

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+def run_named(given: Path | None) -> Path | None:
+    """A run by its path, or by the name that ``align runs`` lists; a callback of options and arguments."""
+    if given is None:
+        return None
+    from align.run.earlier import named_run
+
+    return named_run(given)
+
 
 Device = Annotated[str, typer.Option(help="simnpu (simulated, runs anywhere) or ascend.")]
 Allow = Annotated[
@@ -27,7 +38,8 @@ Lean = Annotated[
     typer.Option(
         "--lean",
         help="Record as little as still names a fault: the worst of each operator's own error and digests of a few "
-        "rows; then values of the accused operator alone, of one request. About 2 % of what all values take.",
+        "rows; then values of the accused operator alone, of one request. The two recordings take about 2 % of what "
+        "all values take; the transplants of a confirmation come on top (--no-confirm leaves them out).",
     ),
 ]
 Floor = Annotated[
@@ -44,7 +56,7 @@ MinCoverage = Annotated[
 ]
 LaunchTimeout = Annotated[float, typer.Option(help="Seconds an engine may take to start.")]
 StepTimeout = Annotated[float, typer.Option(help="Seconds an engine may take for one step.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdict, and where the rest is.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Everything: prompts, ids, conditions.")]
 Lang = Annotated[str, typer.Option(help="en, or zh for report.zh.md beside report.md, which stays English.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]

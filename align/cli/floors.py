@@ -8,11 +8,16 @@ from typing import Annotated
 import typer
 
 from align.cli.errors import guarded
-from align.cli.flags import Budget, Debug, Device, Json, LaunchTimeout, Quiet, StepTimeout, Verbose
+from align.cli.flags import Budget, Debug, Device, Json, LaunchTimeout, Quiet, StepTimeout, Verbose, run_named
 
 
 def golden_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run with recordings of both sides.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Directory or name of a run with recordings of both sides.", callback=run_named
+        ),
+    ],
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,

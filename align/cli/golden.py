@@ -6,9 +6,8 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from align.cli.output import print_json
+from align.cli.screen import screen
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED
 from align.golden.flow import run_golden
 from align.report.golden import golden_sentence, show_golden
@@ -31,7 +30,7 @@ def execute(settings: GoldenSettings) -> int:
     Raises:
         UserError: the run has no traces, or golden does not fit into memory.
     """
-    console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False, stderr=settings.json)
+    console = screen(settings.quiet, settings.json)
     status = console.status("golden") if console.is_terminal and not settings.quiet else contextlib.nullcontext()
     with status as shown:
 

@@ -32,6 +32,14 @@ def check_seconds(**options: float) -> None:
             raise UserError(f"{option} {seconds:g} is not a time", f"give seconds, for example {option} 600")
 
 
+def check_counts(**options: int | None) -> None:
+    """Refuse what counts nothing. Options are named as in Python; ``None`` means not given."""
+    for name, count in options.items():
+        if count is not None and count < 1:
+            option = "--" + name.replace("_", "-")
+            raise UserError(f"{option} {count} is not possible: it is at least 1", f"give for example {option} 16")
+
+
 def case_in(file: Path) -> Case:
     """``--case``.
 

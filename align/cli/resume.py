@@ -8,22 +8,24 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-
 from adapters.base import SIDES
 from align.case.schema import load_case
 from align.cli import run
 from align.cli.errors import note_next
 from align.cli.leave import RESULT, TOKENS, Known, report_names
 from align.cli.options import extras_of, policy_name
+from align.cli.screen import Screen, screen
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
 from align.models.resolve import resolve_model
 from align.report import terminal
+from align.result.facts import NO_ANSWERS
+from align.result.schema import SCHEMA_VERSION
 from align.run.directory import CASE, REQUEST, RunDirectory
-from align.run.earlier import earlier_run, last_run, newest_run
+from align.run.earlier import earlier_run, last_run, newest_run, note_refusal
 from align.run.manifest import generation_of
 from align.run.request import RunRequest, load_request
 from align.run.resume import Judged, judge_traces, verdict_on_disk, whole_traces
+from envs.errors import EnvError
 
 #: Runs that a replay can follow, in tokens.json.
 _FREE = "free"
@@ -56,41 +58,64 @@ class ReplaySettings:
     verbose: bool
 
 
+class RefusedError(UserError):
+    """A run cannot go on, for a reason that another try would meet again. Nothing in its directory was changed."""
+
+
 def resume(settings: ResumeSettings) -> int:
     """Go on with a run, and return the exit code.
 
     Raises:
         UserError: there is no such run, it is in use, or what it was made of has changed.
     """
-    console = Console(quiet=settings.quiet, soft_wrap=True, emoji=False, stderr=settings.json, highlight=False)
-    path = (settings.run or last_run()).absolute()
-    request = load_request(path)
+    console = screen(settings.quiet, settings.json)
+    if settings.run is not None:
+        return _take_up(settings.run.absolute(), settings, console)
+    refused: list[Path] = []
+    while True:
+        path = last_run(but=refused)
+        try:
+            return _take_up(path, settings, console)
+        except RefusedError as error:
+            console.say(f"{path.name} cannot go on: {error.message}")
+            refused.append(path)
+
+
+def _take_up(path: Path, settings: ResumeSettings, console: Screen) -> int:
+    """One run.
+
+    Raises:
+        RefusedError: it would be refused whenever it is tried.
+        UserError: it is in use, or something else stops it.
+    """
+    if not (path / REQUEST).is_file() or not (path / CASE).is_file():
+        load_request(path)  # says what is missing
     earlier = earlier_run(path)
-    if settings.run is None:
-        reason = f": {earlier.reason}" if earlier.reason else ""
-        console.print(f"the newest run that can go on is {path} ({earlier.state}{reason})", markup=False)
-    elif earlier.state == "refused":
-        console.print(f"{path} was refused: {earlier.reason}; it is tried once more", markup=False)
+    if settings.run is not None and earlier.state == "refused":
+        console.say(f"{path} was refused: {earlier.reason}; it is tried once more")
     with contextlib.closing(RunDirectory.reopen(path)) as directory:
         ended = verdict_on_disk(path / RESULT)
         if ended is not None:
-            console.print(f"{path} has ended: {ended['verdict']}", markup=False)
-            console.print(f"next: read {path / 'report.md'}; or run the case again: align run --case {path / CASE}")
+            console.say(f"{path} has ended: {ended['verdict']}")
+            if ended.get("schema_version") != SCHEMA_VERSION:
+                console.say(f"it was written by another version of align: its {RESULT} has another format")
+            console.say(f"next: read {path / 'report.md'}; or run the case again: align run --case {path / CASE}")
             if settings.json:
                 sys.stdout.write((path / RESULT).read_text(encoding="utf-8"))
             return _exit_code(ended["verdict"])
-        case = load_case(path / CASE)
-        request.check_patches()
-        info = resolve_model(case.model, lambda line: console.print(line, markup=False))
-        if info.fingerprint != request.fingerprint:
-            raise UserError(
-                f"the model {case.model} is not what it was when the run began",
-                f"start a new run: align run --case {path / CASE}",
-            )
-        again = _settings(request, path, settings)
+        try:
+            request, again = _checked(path, settings, console)
+        except EnvError:  # of this machine, not of the run
+            raise
+        except UserError as error:
+            note_refusal(directory, error)
+            raise RefusedError(error.message, error.hint) from error
+        if settings.run is None:
+            reason = f": {earlier.reason}" if earlier.reason else ""
+            console.say(f"the newest run that can go on is {path} ({earlier.state}{reason})")
         traces, why = whole_traces(path) if request.tensors else ({}, "tokens are generated again")
         if traces:
-            console.print(f"both recordings of {path} are whole: they are judged without the engines", markup=False)
+            console.say(f"both recordings of {path} are whole: they are judged without the engines")
             try:
                 judged, why = judge_traces(
                     traces,
@@ -105,12 +130,29 @@ def resume(settings: ResumeSettings) -> int:
             except (KeyboardInterrupt, SystemExit) as error:
                 note_next(error, f"align resume {path}")
                 raise
-        console.print(f"the engines of {path} are started again: {why}", markup=False)
-        directory.clear((CASE, REQUEST))
+        console.say(f"the engines of {path} are started again: {why}")
         return run.execute(replace(again, reopened=directory))
 
 
-def _finish(settings: run.RunSettings, judged: Judged, console: Console) -> int:
+def _checked(path: Path, settings: ResumeSettings, console: Screen) -> tuple[RunRequest, run.RunSettings]:
+    """What the run was asked for, if it can still be done. Nothing is changed.
+
+    Raises:
+        UserError: it cannot: request, case, model, patches or options are not what a run can be made of.
+    """
+    request = load_request(path)
+    request.check_patches()
+    again = _settings(request, path, settings)
+    info = run.check(again, Known(again.device, NO_ANSWERS, "en", again.tensors), console).info
+    if info.fingerprint != request.fingerprint:
+        raise UserError(
+            f"the model {info.name} is not what it was when the run began",
+            f"start a new run: align run --case {path / CASE}",
+        )
+    return request, again
+
+
+def _finish(settings: run.RunSettings, judged: Judged, console: Screen) -> int:
     """Leave what the run would have left, from its recordings."""
     directory = settings.reopened
     assert directory is not None and settings.case_file is not None
@@ -131,17 +173,15 @@ def _finish(settings: run.RunSettings, judged: Judged, console: Console) -> int:
         raise judged.error
     assert judged.compared is not None
     compared = judged.compared
-    known.leave(terminal.next_step(judged.report, f"CASE={settings.case_file}"))
+    next_step = terminal.next_step(judged.report, f"CASE={settings.case_file}")
+    known.leave(next_step)
     if settings.quiet and not settings.json:
-        simulated = " (simulated)" if compared.simulated else ""
-        print(f"{judged.report.verdict}{simulated}: {terminal.sentence(*compared.engines, judged.report)}")
+        run.say_in_short(judged.report, compared.engines, compared.simulated, directory.path, next_step)
     elif not settings.quiet:
         terminal.show_comparison(
             console, compared.engines, judged.report, compared.simulated, compared.generated, settings.verbose
         )
-        console.print(
-            f"run directory: {directory.path} ({', '.join((*report_names(known.lang), RESULT))})", markup=False
-        )
+        console.say(f"run directory: {directory.path} ({', '.join((*report_names(known.lang), RESULT))})")
     return _exit_code(judged.report.verdict)
 
 

@@ -17,12 +17,14 @@ from align.calibrate.choose import AUTO, choose_floor
 from align.case.build import NewCase, new_case
 from align.case.prompts import EncodedPrompt
 from align.case.schema import Batch, Decoding, Numerics, explain
+from align.checkpoints.table import Structure
 from align.cli.errors import note_next
 from align.cli.interview import answers_of, ask_on_terminal, interview, is_terminal
 from align.cli.leave import Known, report_names
 from align.cli.options import (
     budget_bytes,
     case_in,
+    check_counts,
     check_patterns,
     check_seconds,
     dtype_of,
@@ -32,6 +34,7 @@ from align.cli.options import (
     policy_name,
     refuse_ladder,
 )
+from align.cli.screen import screen
 from align.conditions import require_names
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
 from align.layout import Layout
@@ -46,6 +49,7 @@ from align.run.directory import CASE, REQUEST, RunDirectory
 from align.run.flow import Flow, Wishes, check_accusations, check_recordable
 from align.run.judge import coverage_demanded
 from align.run.plan import SIMULATED, check_device, check_launchable, generations_along
+from align.run.recording import check_lean
 from align.run.report import Report
 from align.run.request import RunRequest, digests, patch_files
 from align.run.session import Session
@@ -97,6 +101,7 @@ class RunSettings:
     dry: bool = False
     ladder: bool = False
     #: Instead of a new directory: that of a run which is taken up again.
+    #: It is cleared once nothing can be refused any more.
     reopened: RunDirectory | None = None
     #: As it was typed, where it is not this process's own.
     command: tuple[str, ...] | None = None
@@ -143,17 +148,50 @@ def _dry(settings: RunSettings) -> int:
     """
     from align.cli.dry import show
 
-    console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False, stderr=settings.json)
+    console = screen(settings.quiet, settings.json)
+    found = check(settings, Known(settings.device, NO_ANSWERS, "en", settings.tensors), console)
+    prompts.show_prompts(console, found.made.prompts, settings.verbose)
+    return show(console, found.made.case, found.info, found.structure, found.wishes)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the options of a run ask for, after everything that can be refused without engines was.
+
+    Attributes:
+        structure: the checkpoints that are recorded; ``None`` if no tensors are compared.
+    """
+
+    wishes: Wishes
+    info: ModelInfo
+    made: NewCase
+    structure: Structure | None
+
+
+def check(settings: RunSettings, known: Known, console: Console) -> Checked:
+    """Refuse what the engines need not be started for. Nothing is written, so that a refusal leaves all as it was.
+
+    Args:
+        known: gets what is known, in case of a refusal too.
+
+    Raises:
+        UserError: what must change before the run can succeed.
+    """
+    check_seconds(launch_timeout=settings.launch_timeout, step_timeout=settings.step_timeout)
     wishes = _wishes(settings)
+    known.extras = extras_of(settings.sets, settings.patches)
     info, made = _asked_case(settings, console)
-    check_launchable(made.case)
-    check_device(made.case, info, settings.device)
-    structure = check_recordable(info, made.case.layout.tp) if wishes.tensors else None
+    case = made.case
+    known.case, known.info = case, info
+    check_launchable(case)
+    check_device(case, info, settings.device)
+    choose_floor(settings.floor, {"dtype": case.dtype})  # that there is one is said before the engines start
+    structure = check_recordable(info, case.layout.tp) if wishes.tensors else None
     if structure is not None:
         check_patterns(wishes.values, structure)
     check_accusations(wishes.accusations, structure)
-    prompts.show_prompts(console, made.prompts, settings.verbose)
-    return show(console, made.case, info, structure, wishes)
+    check_lean(wishes.lean and wishes.tensors, case.layout.tp)
+    return Checked(wishes, info, made, structure)
 
 
 def _asked_case(settings: RunSettings, console: Console) -> tuple[ModelInfo, NewCase]:
@@ -196,21 +234,9 @@ def _asked(settings: RunSettings) -> RunSettings:
 
 def _run(settings: RunSettings, known: Known) -> Report:
     """The same; ``known`` is filled on the way, and written once there is a verdict."""
-    # emoji: a text such as ":smile:" is shown as it is.
-    console = Console(quiet=settings.quiet, soft_wrap=False, emoji=False, stderr=settings.json)
-    check_seconds(launch_timeout=settings.launch_timeout, step_timeout=settings.step_timeout)
-    wishes = _wishes(settings)
-    known.extras = extras = extras_of(settings.sets, settings.patches)
-    info, made = _asked_case(settings, console)
-    case = made.case
-    known.case, known.info = case, info
-    check_launchable(case)
-    check_device(case, info, settings.device)
-    choose_floor(settings.floor, {"dtype": case.dtype})  # that there is one is said before the engines start
-    structure = check_recordable(info, case.layout.tp) if wishes.tensors else None
-    if structure is not None:
-        check_patterns(wishes.values, structure)
-    check_accusations(wishes.accusations, structure)  # what is refused here leaves no directory
+    console = screen(settings.quiet, settings.json)
+    found = check(settings, known, console)  # what is refused here leaves no directory, and changes none
+    wishes, info, made, case, extras = found.wishes, found.info, found.made, found.made.case, known.extras
     interpreters = interpreters_for(case, settings.device, extras)
     if settings.device == SIMULATED:
         for variable in PYTHON_VARIABLES.values():
@@ -218,6 +244,8 @@ def _run(settings: RunSettings, known: Known) -> Report:
                 console.print(f"[yellow]{variable} is not used on the simulated NPU; add DEVICE=ascend[/yellow]")
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", info.name)
     directory = settings.reopened or RunDirectory(settings.out, align_home() / "runs", label)
+    if settings.reopened is not None:
+        directory.clear((CASE, REQUEST))
     known.directory = directory
     directory.write(CASE, case.to_text())
     directory.write(REQUEST, _request(settings, info, known).to_text())
@@ -229,17 +257,23 @@ def _run(settings: RunSettings, known: Known) -> Report:
         flow = Flow(session, case, info, wishes, known.keep_tokens)
         known.outcome, known.report = session.outcome, flow.report
         report = flow.run()
-    known.leave(terminal.next_step(report, "CASE=RUN/case.json"))
+    next_step = terminal.next_step(report, "CASE=RUN/case.json")
+    known.leave(next_step)
     if settings.quiet and settings.json:
         return report
     if settings.quiet:
-        simulated = " (simulated)" if settings.device == SIMULATED else ""
-        print(f"{report.verdict}{simulated}: {terminal.sentence(case.candidate, case.reference, report)}")
+        say_in_short(report, (case.candidate, case.reference), settings.device == SIMULATED, directory.path, next_step)
     else:
         terminal.show_summary(
             console, case, info, session.outcome, report, directory.path, settings.verbose, report_names(known.lang)
         )
     return report
+
+
+def say_in_short(report: Report, engines: tuple[str, str], simulated: bool, directory: Path, next_step: str) -> None:
+    """``--quiet``: the verdict, and a line that says where the rest is."""
+    print(f"{report.verdict}{' (simulated)' if simulated else ''}: {terminal.sentence(*engines, report)}")
+    print(f"run directory: {directory} · next: {next_step}")
 
 
 # --------------------------------------------------------------------------------------------------- from options
@@ -348,6 +382,7 @@ def _case(settings: RunSettings, numerics: Numerics, say: Callable[[str], None])
         layout = Layout(*(1 if value is None else value for value in settings.layout))
     except ValueError as error:
         raise UserError(str(error), "correct --tp, --dp or --ep") from None
+    check_counts(max_new_tokens=settings.max_new_tokens, block_size=settings.block_size)
     extra: dict[str, Any] = {} if settings.dtype is None else {"dtype": dtype_of(settings.dtype)}
     try:
         decoding = None if settings.max_new_tokens is None else Decoding(max_new_tokens=settings.max_new_tokens)

@@ -28,7 +28,7 @@ _STYLES: dict[State, str] = {
     "refused": "magenta",
     "failed": "yellow",
 }
-#: Characters of a reason that a list shows; `--json` has all.
+#: Characters of a reason that a terminal gets; everything else gets all.
 _LONGEST = 110
 _AGE = re.compile(r"(\d+)\s*([hdw])")
 _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
@@ -58,9 +58,7 @@ class Row:
         run = self.run
         model = run.model.rstrip("/").rpartition("/")[2] or "-"
         started = f"{run.started:%Y-%m-%d %H:%M}"
-        reason = " ".join(run.reason.split())
-        reason = reason if len(reason) <= _LONGEST else f"{reason[: _LONGEST - 2]} …"
-        return (run.name, started, model, run.state, gb(self.bytes), reason)
+        return (run.name, started, model, run.state, gb(self.bytes), " ".join(run.reason.split()))
 
     def record(self) -> dict[str, object]:
         run = self.run
@@ -119,7 +117,9 @@ def _table(console: Console, rows: Sequence[Row]) -> None:
         text.highlight_words([f" {row.run.state} "], _STYLES[row.run.state])
         console.print(text, soft_wrap=True)
         if row.run.reason:
-            console.print(Padding(Text(row.cells[-1], "dim"), (0, 0, 0, 4)))
+            reason = row.cells[-1]
+            short = reason if len(reason) <= _LONGEST else f"{reason[: _LONGEST - 2]} …"
+            console.print(Padding(Text(short, "dim"), (0, 0, 0, 4)))
 
 
 def _counted(rows: Sequence[Row]) -> str:

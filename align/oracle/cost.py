@@ -217,9 +217,9 @@ def capture_cost(
         if structure.operator(name.kind) == "linear":
             inner = sum(_width(structure, one) for one in structure.inputs(name))
             flops += 2 * (count if logits else recomputed) * width * inner
-    what = "capture, every value" if "*" in values else f"capture, values of {', '.join(values) or 'nothing'}"
+    kept = "every value" if "*" in values else f"values of {', '.join(values)}" if values else "no values"
     seconds = flops / rates.products + work / rates.elements + written / rates.bytes
-    return Cost(what, 0, written, memory, flops, work, seconds)
+    return Cost(f"capture, {kept}", 0, written, memory, flops, work, seconds)
 
 
 def _size_of(dtype: str) -> int:

@@ -85,8 +85,6 @@ def show_findings(
     console: Console, report: Report, candidate: str, reference: str, simulated: bool, verbose: bool
 ) -> None:
     """Everything between the tokens and the next step."""
-    for remark in report.remarks:
-        console.print(f"[yellow]{escape(remark)}[/yellow]", highlight=False, soft_wrap=True)
     show_differences(console, report.comparisons)
     for one in report.stability:
         noise = "not measured" if one.noise is None else f"{one.noise:.3g}"
@@ -105,6 +103,10 @@ def show_findings(
             style="dim",
             highlight=False,
         )
+    if report.remarks:
+        console.print()
+    for remark in report.remarks:
+        console.print(f"[bold yellow]warning:[/bold yellow] {escape(remark)}", highlight=False, soft_wrap=True)
     colour = "green" if report.verdict == "aligned" else "red"
     text = sentence(candidate, reference, report)
     console.print(f"\n[bold {colour}]{report.verdict}[/bold {colour}]: {escape(text)}", highlight=False, soft_wrap=True)

@@ -7,7 +7,7 @@ belongs to one run: times, paths, process ids. Numbers that are not finite are t
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -18,8 +18,19 @@ from align.result.tensors import Coverage, Tensors
 from align.result.tokens import Tokens
 from align.result.walked import AloneTried, Diagnosed
 
-__all__ = ["CaseSummary", "Environment", "RequestSummary", "Result", "Timing", "json_schema", "without_times"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "CaseSummary",
+    "Environment",
+    "RequestSummary",
+    "Result",
+    "Timing",
+    "json_schema",
+    "without_times",
+]
 
+#: Of this format, as every result says.
+SCHEMA_VERSION: Final = 2
 Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]+$")]
 
 
@@ -90,7 +101,7 @@ class Result(Documented):
 
     model_config = ConfigDict(title="Result of align run or align compare")
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = SCHEMA_VERSION
     """Version of this format: raised when a field changes its meaning or goes away, not when one is added."""
     source: Literal["run", "compare"]
     """Both engines run together, or two recordings compared."""

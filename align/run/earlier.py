@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+from collections.abc import Collection
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,17 +14,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 from adapters.base import SIDES
+from adapters.mistakes import read_mistake
 from align.errors import UserError
 from align.run.directory import CASE, REQUEST, RunDirectory, disk_error, is_locked
 from envs.home import align_home
 from envs.survey import size
 
 #: ``interrupted``: stopped from outside, or killed. ``refused``: a condition does not hold, a side does not repeat
-#: itself, or an option cannot be. ``failed``: an engine died, or something else that another try may not meet.
+#: itself, an option cannot be, or a patch is wrong: another try would meet the same. ``failed``: an engine died, or
+#: something else that another try may not meet.
 State = Literal["running", "aligned", "diverged", "interrupted", "refused", "failed"]
 #: The reason that a run leaves when it is stopped from outside, see ``align.cli.leave``.
 INTERRUPTED = "interrupted"
 _RESULT, _RECORD, _TOKENS = "result.json", "run.json", "tokens.json"
+#: Why ``align resume`` did not go on; beside what the run left, which stays.
+_REFUSED = "refused.json"
+#: An engine that answers with an exception, whose cause is one side's own options or patches, does so again. Both
+#: texts are those of :mod:`align.run.side`.
+_ANSWERED, _OWN_CHANGES = re.compile(r"the \w+ \([^)]*\) failed to \w+: "), "leave out "
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,17 @@ def runs_directory() -> Path:
     return align_home() / "runs"
 
 
+def named_run(path: Path) -> Path:
+    """What a user calls a run, as a path: the name that ``align runs`` lists, or a part of it (``NAME/candidate``).
+
+    A path that exists wins over a name.
+    """
+    if path.is_absolute() or path.exists():
+        return path
+    listed = runs_directory() / path
+    return listed if path.parts and ".." not in path.parts and listed.exists() else path
+
+
 def earlier_runs(place: Path | None = None) -> list[EarlierRun]:
     """Every directory below ``place`` (default: the cache's runs), the newest first. Damaged files are no obstacle.
 
@@ -92,8 +112,11 @@ def earlier_run(path: Path) -> EarlierRun:
     )
 
 
-def last_run(place: Path | None = None) -> Path:
+def last_run(place: Path | None = None, but: Collection[Path] = ()) -> Path:
     """The newest run that can go on.
+
+    Args:
+        but: runs that turned out not to.
 
     Raises:
         UserError: there is none; says what the newest is.
@@ -101,7 +124,7 @@ def last_run(place: Path | None = None) -> Path:
     place = runs_directory() if place is None else place
     found = earlier_runs(place)
     for run in found:
-        if run.goes_on:
+        if run.goes_on and run.path not in but:
             return run.path
     if not found:
         raise UserError(f"there is no run in {place}", "name the directory of a run: align resume RUN")
@@ -123,6 +146,12 @@ def newest_run(place: Path | None = None) -> Path:
         if run.resumable and run.state != "running" and (run.path / _TOKENS).is_file():
             return run.path
     raise UserError(f"there is no run with tokens in {place}", "name the directory of a run: align replay RUN")
+
+
+def note_refusal(directory: RunDirectory, error: UserError) -> None:
+    """Keep why a run cannot go on: it is listed as refused from then on. Where nothing can be written, nothing is."""
+    with suppress(UserError):
+        directory.write_json(_REFUSED, {"reason": error.message, "next": error.hint})
 
 
 def remove(run: EarlierRun) -> int:
@@ -163,10 +192,14 @@ def _state_of(path: Path, result: dict[str, Any]) -> tuple[State, str]:
         return "aligned", ""
     if verdict == "diverged":
         return "diverged", ""
+    refusal = _read(path / _REFUSED)
+    if refusal:
+        return "refused", str(refusal.get("reason") or "")
     if not result or reason in ("", INTERRUPTED):
         return "interrupted", ""
     started = any((path / side).is_dir() for side in SIDES)
-    if _not_to_be_compared(result, reason) or (not started and reason.startswith("--")):
+    option = not started and reason.startswith("--")
+    if option or _not_to_be_compared(result, reason) or _mistaken(path, result, reason):
         return "refused", reason
     return "failed", reason
 
@@ -182,6 +215,16 @@ def _not_to_be_compared(result: dict[str, Any], reason: str) -> bool:
             one.get("stable") is False for one in result.get("stability") or ()
         )
     return False
+
+
+def _mistaken(path: Path, result: dict[str, Any], reason: str) -> bool:
+    """Whether an engine ended with what the user has to correct, such as a patch that raised."""
+    if not _ANSWERED.match(reason):
+        return False
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if any(read_mistake(path / side) is not None for side in SIDES):
+            return True
+    return str(result.get("next") or "").startswith(_OWN_CHANGES)
 
 
 def _started(path: Path, result: dict[str, Any]) -> datetime:

@@ -225,6 +225,13 @@ def _require_two(paths: Mapping[str, Path]) -> None:
 
 def _remarks(paths: Mapping[str, Path], manifests: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """Recordings that stand here for another side than the one that they were recorded as."""
+    given = [manifests[role].get("side", role) for role in ("candidate", "reference")]
+    if given == ["reference", "candidate"]:
+        return (
+            f"the sides are swapped: {paths['candidate']} was recorded as the reference, {paths['reference']} as the "
+            "candidate, and the first path is called the candidate here; for the right order: "
+            f"align compare {paths['reference']} {paths['candidate']}",
+        )
     return tuple(
         f"{paths[role]} was recorded as the {content['side']} and is called the {role} here: the first path is the "
         "candidate, the second the reference"

@@ -107,6 +107,10 @@ def load_request(directory: Path) -> RunRequest:
     try:
         return RunRequest.model_validate_json(file.read_text(encoding="utf-8"))
     except ValidationError as error:
-        raise explain(error, str(file)) from None
+        found = explain(error, str(file))
+        raise UserError(
+            f"{found.message}: the file is damaged, or was written by another version of align",
+            f"start it anew: align run --case {directory / CASE}",
+        ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read: {error}", f"start anew: align run --case {directory / CASE}") from None

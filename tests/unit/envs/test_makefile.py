@@ -141,6 +141,8 @@ def test_help_is_the_default_and_explains_the_exit_code() -> None:
     ("variable", "hint"),
     [
         ("MODLE=qwen3", "did you mean MODEL?"),
+        ("model=qwen3", "did you mean MODEL?"),
+        ("max_new=3", "did you mean MAX_NEW?"),
         ("DTYP=fp16", "did you mean DTYPE?"),
         ("XYZ=1", "There are MODEL PROMPTS"),
     ],

@@ -15,7 +15,8 @@ import pytest
 from rich.console import Console
 
 from align.checkpoints.table import kinds
-from align.cli import explain, main
+from align.cli import explain, explain_names, main
+from align.compare.residual import ResidualPolicy
 from align.findings import PATHS
 from align.fits.table import kinds as faults
 from align.knowledge import knowledge
@@ -74,7 +75,19 @@ def test_without_a_word_everything_is_listed(align: Callable[..., tuple[int, str
     code, out, _ = align()
     assert code == 0
     assert "\t" not in out
-    rows = [re.split(" {2,}", line) for line in out.splitlines()]
+    head, *lines = out.splitlines()
+    assert head.split() == ["path", "name", "what", "it", "is"]
+    count = len(knowledge().entries)
+    rows = [re.split(" {2,}", line) for line in lines[:count]]
+    legend, checkpoints, groups, operators, errors = lines[count:]
+    assert legend.startswith("path: A KV-cache indices, B operator precision, C ")
+    assert all(name in legend for name in PATHS.values())
+    assert checkpoints == "checkpoints: " + ", ".join(
+        f"layers.{{i}}.{kind.name}" if kind.per_layer else kind.name for kind in kinds().values()
+    )
+    assert groups == "groups of checkpoints: attn, mlp, moe, layers"
+    assert "rms_norm" in operators.removeprefix("operators: ").split(", ")
+    assert errors.removeprefix("errors that are fitted: ").split(", ") == list(faults())
     assert [row[1] for row in rows] == list(knowledge().entries)
     assert {path for row in rows for path in row[0].split(",")} == set(PATHS)
     assert all(len(row) == 3 and row[2] for row in rows)
@@ -83,7 +96,9 @@ def test_without_a_word_everything_is_listed(align: Callable[..., tuple[int, str
 def test_words_that_fit_several_entries_list_them(align: Callable[..., tuple[int, str, str]]) -> None:
     code, out, _ = align("first", "token")
     assert code == 0
-    assert {"000-S2.1-2", "003-SY-1", "003-SY-2"} <= {re.split(" {2,}", line)[1] for line in out.splitlines()}
+    *rows, legend = out.splitlines()
+    assert {"000-S2.1-2", "003-SY-1", "003-SY-2"} <= {re.split(" {2,}", line)[1] for line in rows}
+    assert legend.startswith("path: "), "and no names that were not asked for"
 
 
 @pytest.mark.parametrize(
@@ -199,6 +214,22 @@ def test_every_name_that_is_printed_is_explained(align: Callable[..., tuple[int,
             assert align(operator)[0] == 0
     for fault in faults():
         assert align(fault)[0] == 0
+
+
+def test_every_name_that_is_listed_is_explained(align: Callable[..., tuple[int, str, str]]) -> None:
+    for line in align()[1].splitlines()[-4:]:
+        for name in line.partition(": ")[2].split(", "):
+            assert align(name)[0] == 0
+
+
+def test_rounding_is_told_as_findings_tell_it(align: Callable[..., tuple[int, str, str]]) -> None:
+    assert ResidualPolicy.slack == explain_names.SLACK
+    lines = align("rms_norm")[1].splitlines()
+    assert "rounding: rms_norm: an element is off by 4 roundings at most" in lines
+    assert "rounding: rms_norm: findings say 4.08, with a slack of 1.02 for float32 arithmetic" in lines
+    assert "rounding: rms_norm: a token's common factor is off by 1.25 at most" in lines
+    told = [line for line in lines if line.startswith("rounding: why: ")]
+    assert "".join(told).count("(1)") == 4 and max(map(len, told)) < 130
 
 
 def test_layer_0_reads_the_embedding(align: Callable[..., tuple[int, str, str]]) -> None:

@@ -8,9 +8,11 @@ import re
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from align.cli import main
 from align.cli.app import app
 from envs.home import REPOSITORY
 
@@ -121,13 +123,30 @@ def test_no_arguments_show_the_help_and_are_no_success() -> None:
 
 
 @pytest.mark.parametrize(
+    "command", ["resume", "replay", "next", "report", "golden", "compare", "export --out x", "run --case"]
+)
+def test_a_run_is_named_as_it_is_listed(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ALIGN_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["align", *command.split(), "mine"])
+    place = tmp_path / "runs" / "mine"
+    place.mkdir(parents=True)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert str(place) in capsys.readouterr().err, "there is nothing in it"
+
+
+@pytest.mark.parametrize(
     ("arguments", "words", "command"),
     [
         (["run", "--nope"], "No such option: --nope", "run --help"),
         (["run", "extra"], "unexpected extra argument", "run --help"),
         (["run", "--tp"], "'--tp' requires an argument", "--help"),
-        (["run", "--tp", "two"], "Invalid value for '--tp'", "run --help"),
-        (["run", "--step-timeout", "soon"], "Invalid value for '--step-timeout'", "run --help"),
+        (["run", "--tp", "two"], "Invalid value for '--tp': 'two' is not a whole number", "run --help"),
+        (["run", "--max-new-tokens=zero"], "Invalid value for '--max-new-tokens': 'zero' is not a whole", "run --help"),
+        (["run", "--step-timeout", "soon"], "Invalid value for '--step-timeout': 'soon' is not a number", "run --help"),
         (["walk"], "No such command 'walk'", "--help"),
         (["env", "remove"], "No such command 'remove'", "env --help"),
     ],

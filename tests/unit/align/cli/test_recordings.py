@@ -40,6 +40,19 @@ def test_compare_writes_what_it_found(align: Align, faulty: Path, tmp_path: Path
     assert found["details"]["tensors"]["first_divergence"]["name"] == "layers.1.mlp.up"
 
 
+def test_swapped_sides_are_a_warning_before_the_verdict(align: Align, clean: Path) -> None:
+    given = ("compare", str(clean / "reference"), str(clean / "candidate"))
+    code, text, err = align(*given)
+    assert (code, err) == (0, "")
+    lines = text.splitlines()
+    at = next(index for index, line in enumerate(lines) if line.startswith("warning: the sides are swapped: "))
+    assert lines[at].endswith(f"align compare {clean / 'candidate'} {clean / 'reference'}")
+    assert any(line.startswith("aligned: vllm and lmdeploy ") for line in lines[at + 1 : at + 3])
+    code, text, err = align(*given, "--quiet")
+    assert (code, len(text.splitlines())) == (0, 1)
+    assert err == f"{lines[at]}\n"
+
+
 def test_compare_refuses_with_a_remedy(align: Align, clean: Path, tmp_path: Path) -> None:
     sides = [str(clean / role) for role in SIDES]
     file = tmp_path / "found.json"

@@ -155,10 +155,19 @@ def test_the_report_is_written_and_rebuilt_in_either_language(align: Align, tmp_
 
 def test_reports_that_cannot_be(align: Align, tmp_path: Path) -> None:
     broken = tmp_path / "broken.json"
-    broken.write_text('{"schema_version": 7}')
+    broken.write_text('{"schema_version": 2}')
+    (tmp_path / "newer.json").write_text('{"schema_version": 7}')
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "result.json").write_text('{"schema_version": 1, "verdict": "diverged"}')
+    for name in ("case.json", "report.md"):
+        (old / name).write_text("{}")
     for arguments, words in (
         ([str(tmp_path)], "result.json does not exist"),
         ([str(broken)], "is no result of this version"),
+        ([str(tmp_path / "newer.json")], "was written by a newer version of align (its format is 7, here it is 2)"),
+        ([str(old)], "was written by an older version of align (its format is 1, here it is 2)"),
+        ([str(old)], f"next: read the report.md that it left beside it, or run the case again: align run --case {old}"),
         ([str(tmp_path), "--lang", "fr"], "--lang fr is not known"),
     ):
         code, _, err = align("report", *arguments)

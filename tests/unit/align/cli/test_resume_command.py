@@ -11,6 +11,7 @@ import pytest
 
 from align.errors import SideError, UserError
 from align.run.directory import RunDirectory
+from align.run.earlier import earlier_run
 from tests.unit.align.cli import test_run
 from tests.unit.align.cli.test_run import IDS, TOKENS, FakeSession, steps
 
@@ -89,6 +90,25 @@ def test_a_run_that_ended_says_its_verdict(align: Align, checkpoint: Path, tmp_p
     assert (code, json.loads(text)) == (1, record(out))
 
 
+def test_a_run_is_named_as_it_is_listed(
+    align: Align, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeSession.free = {"candidate": steps(4, 50, 6), "reference": steps(*IDS)}
+    FakeSession.forced = {"candidate": steps(4, 50, 6, chosen=IDS), "reference": steps(*IDS)}
+    runs = tmp_path / "home" / "runs"
+    assert align(*TOKENS, "--model", str(checkpoint), "--out", str(runs / "mine"))[0] == 1
+    code, text, _ = align("resume", "mine")
+    assert code == 1 and f"{runs / 'mine'} has ended: diverged" in text
+    assert align("--case", "mine/case.json", *TOKENS)[0] == 1
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    code, _, err = align("resume", "mine")
+    assert code == 2 and "holds no run" in err, "a path that exists wins"
+    content = record(runs / "mine")
+    (runs / "mine" / "result.json").write_text(json.dumps(content | {"schema_version": 1}))
+    assert "was written by another version of align" in align("resume", str(runs / "mine"))[1]
+
+
 def test_the_newest_run_is_taken_up_by_default(align: Align, checkpoint: Path) -> None:
     FakeSession.error = SideError("candidate", "the candidate died", "read its log")
     assert align(*TOKENS, "--model", str(checkpoint))[0] == 2
@@ -117,6 +137,77 @@ def test_what_is_refused_before_the_start_leaves_no_directory(align: Align, chec
         assert code == 2
         assert "layers.9.mlp.up does not exist" in err
         assert not (tmp_path / "out").exists()
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def asked(path: Path, **changes: Any) -> None:
+    """The run was asked for something else, as an earlier version let pass."""
+    request = json.loads((path / "request.json").read_text())
+    (path / "request.json").write_text(json.dumps(request | changes))
+
+
+REFUSED = [
+    ({"tensors": True, "accuse": ["candidate:layers.9.mlp.up"]}, "layers.9.mlp.up is not possible"),
+    ({"tensors": True, "capture": ["layers.77.*"]}, "--capture layers.77.* matches none"),
+    ({"policy": "mine"}, "--policy mine is not known"),
+    ({"sets": ["candidate"]}, "--set candidate is not SIDE.NAME=VALUE"),
+    ({"patch_sha256": {"/nowhere/fix.py": "0"}}, "the patch /nowhere/fix.py is not what it was"),
+    ({"fingerprint": "another"}, "is not what it was when the run began"),
+    ({"surprise": 1}, "surprise"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_what_cannot_go_on_is_refused_before_anything_changes(
+    align: Align, checkpoint: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    out = tmp_path / "out"
+    interrupted(align, checkpoint, out)
+    (out / "candidate").mkdir()
+    (out / "candidate" / "trace").write_text("values")
+    asked(out, **changes)
+    before = files(out)
+    code, _, err = align("resume", str(out))
+    assert (code, FakeSession.made) == (2, [])
+    assert message in err
+    after = files(out)
+    assert message in json.loads(after.pop("refused.json"))["reason"]
+    assert after == before and "report.md" in after
+
+
+def test_the_next_one_is_taken_up_where_the_newest_cannot_go_on(align: Align, checkpoint: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "home" / "runs"
+    interrupted(align, checkpoint, runs / "1-older")
+    interrupted(align, checkpoint, runs / "2-newer")
+    asked(runs / "2-newer", tensors=True, accuse=["candidate:layers.9.mlp.up"])
+    code, out, _ = align("resume")
+    assert code == 0
+    assert "2-newer cannot go on: --confirm candidate:layers.9.mlp.up is not possible" in out
+    assert f"the newest run that can go on is {runs / '1-older'} (interrupted)" in out
+    assert [session.directory for session in FakeSession.made] == [runs / "1-older"]
+    code, out, err = align("resume")
+    assert (code, out) == (2, ""), "it is known by then"
+    assert f"no run in {runs} can go on" in err
+    listed = earlier_run(runs / "2-newer")
+    assert listed.state == "refused"
+    assert listed.reason.startswith("--confirm candidate:layers.9.mlp.up is not possible")
+    asked(runs / "2-newer", tensors=False, accuse=[])
+    assert align("resume", str(runs / "2-newer"))[0] == 0
+    assert not (runs / "2-newer" / "refused.json").exists()
+
+
+def test_a_patch_that_raised_is_taken_up_only_by_name(align: Align, checkpoint: Path) -> None:
+    said = "the candidate (lmdeploy) failed to launch: patch fix.py: after_load(ctx) failed: IndexError: 9 (line 5)"
+    FakeSession.error = SideError("candidate", said, "leave out --patch candidate=fix.py, or correct it")
+    assert align(*TOKENS, "--model", str(checkpoint))[0] == 2
+    directory, FakeSession.error = FakeSession.made.pop().directory, None
+    code, _, err = align("resume")
+    assert (code, FakeSession.made) == (2, [])
+    assert f"the newest, {directory.name}, was refused: {said}" in err
+    assert align("resume", str(directory))[0] == 0
 
 
 def test_a_run_that_is_in_use_is_refused(align: Align, checkpoint: Path, tmp_path: Path) -> None:

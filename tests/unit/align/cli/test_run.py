@@ -155,9 +155,10 @@ REFUSALS: list[tuple[list[str], str, str]] = [
     (["--dp", "0"], "dp must be a positive integer", "--dp"),
     (["--ep", "5"], "ep must be 1", "--ep"),
     (["--dtype", "float8"], "in bfloat16 or float16", "choose bfloat16 (bf16) or float16 (fp16)"),
-    (["--max-new-tokens", "0"], "max_new_tokens", "correct the named fields"),
+    (["--max-new-tokens", "0"], "--max-new-tokens 0 is not possible: it is at least 1", "--max-new-tokens 16"),
+    (["--prompts", "{tmp}/twice.jsonl"], "the name 'a' appears more than once, for prompts 1, 3", "a name of its own"),
     (["--max-new-tokens", "99999"], "exceed the", "max_new_tokens"),
-    (["--block-size", "-1"], "block_size", "correct the named fields"),
+    (["--block-size", "-1"], "--block-size -1 is not possible: it is at least 1", "--block-size 16"),
     (["--prompts", "{tmp}/nowhere.jsonl"], "nowhere.jsonl does not exist", "check the path"),
     (["--prompts", "{tmp}/broken.jsonl"], "broken.jsonl", ""),
     (["--prompts", "{tmp}/empty.jsonl"], "empty.jsonl", ""),
@@ -212,6 +213,9 @@ def inputs(tmp_path: Path, checkpoint: Path) -> Path:
     (folder / "golden.json").write_text(json.dumps({**case, "candidate": "transformers"}))
     (folder / "broken.jsonl").write_text('{"text": "half')
     (folder / "empty.jsonl").write_text("\n")
+    (folder / "twice.jsonl").write_text(
+        '{"name": "a", "token_ids": [1]}\n{"token_ids": [2]}\n{"name": "a", "token_ids": [3]}\n'
+    )
     (folder / "both.jsonl").write_text('{"text": "a", "token_ids": [1]}\n')
     (folder / "outside.jsonl").write_text('{"token_ids": [1, 99999999]}\n')
     (folder / "long.jsonl").write_text(json.dumps({"token_ids": [1] * 100_000}) + "\n")
@@ -304,12 +308,6 @@ def test_never_means_never(align: Callable[..., Any], checkpoint: Path) -> None:
     FakeSession.free = {"candidate": steps(4, 50, 6), "reference": steps(*IDS)}
     assert align(*TOKENS, "--model", str(checkpoint), "--replay", "never")[0] == 1
     assert "replay" not in FakeSession.made[0].stages
-
-
-def test_quiet_is_one_line(align: Callable[..., Any], checkpoint: Path) -> None:
-    code, text, err = align(*TOKENS, "--model", str(checkpoint), "--quiet")
-    assert (code, err) == (0, "")
-    assert text == "aligned (simulated): lmdeploy and vllm generate the same 12 greedy tokens for 4 requests\n"
 
 
 def test_numerics_and_limits_reach_the_sides(align: Callable[..., Any], checkpoint: Path) -> None:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from align.cli.leave import text_of
 from align.result.build import Command, result_of
 from align.result.ground import Ground
-from align.result.schema import Result, json_schema
+from align.result.schema import SCHEMA_VERSION, Result, json_schema
 from align.run.plan import SideExtras
 from align.run.report import Report
 from tests.unit.align.result import made
@@ -43,7 +43,7 @@ def test_the_schema_is_one_and_documents_everything() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert SCHEMA["properties"].keys() >= FIELDS
     assert SCHEMA["$defs"]["Finding"]["properties"].keys() >= FINDING
-    assert SCHEMA["properties"]["schema_version"]["const"] == 1
+    assert SCHEMA["properties"]["schema_version"]["const"] == SCHEMA_VERSION == 2
     for name, definition in {"Result": SCHEMA, **SCHEMA["$defs"]}.items():
         assert definition["additionalProperties"] is False, name
         for field, content in definition["properties"].items():
@@ -103,7 +103,7 @@ def test_numbers_that_json_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_what_is_no_result_is_refused() -> None:
     plain = json.loads(text_of(result_of(Report(), Ground("run"), Command())))
-    for change in ({"schema_version": 2}, {"verdict": "perhaps"}, {"surprise": 1}):
+    for change in ({"schema_version": 1}, {"verdict": "perhaps"}, {"surprise": 1}):
         with pytest.raises(ValidationError):
             Result.model_validate({**plain, **change})
         assert list(jsonschema.Draft202012Validator(SCHEMA).iter_errors({**plain, **change})), change

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from adapters.mistakes import Mistake, leave_mistake
 from align.errors import UserError
 from align.run.directory import RunDirectory, is_locked
-from align.run.earlier import earlier_run, earlier_runs, last_run, newest_run, remove
+from align.run.earlier import earlier_run, earlier_runs, last_run, named_run, newest_run, note_refusal, remove
 
 ENDED = {"verdict": "aligned", "reason": ""}
 CONDITION = {"verdict": "not comparable", "reason": "a condition does not hold: x", "conditions": [{"blocks": True}]}
@@ -59,6 +60,45 @@ def test_states(tmp_path: Path, result: Any, sides: bool, state: str) -> None:
     assert (run.state, run.model, run.resumable) == (state, "/models/tiny", True)
     assert run.goes_on == (state in ("interrupted", "failed"))
     assert bool(run.reason) == (state in ("refused", "failed"))
+
+
+LAUNCH = "the candidate (lmdeploy) failed to launch: "
+
+
+@pytest.mark.parametrize(
+    ("reason", "next_step", "state"),
+    [
+        # What the user has to correct stays wrong; what the engine met by itself may not come again.
+        (LAUNCH + "TypeError: no such option", "leave out --set candidate.x=1, which …, or correct it", "refused"),
+        (LAUNCH + "RuntimeError: out of memory", "read its log, /x; then run the same command again", "failed"),
+        (LAUNCH + "OSError: No space left on device", "free disk space at /x, or choose --out elsewhere", "failed"),
+        ("the candidate (lmdeploy) died during launch: 9", "leave out --patch candidate=x.py, which …", "failed"),
+    ],
+)
+def test_a_failure_that_would_come_again(tmp_path: Path, reason: str, next_step: str, state: str) -> None:
+    run = earlier_run(make(tmp_path, "run", {"verdict": "not comparable", "reason": reason, "next": next_step}))
+    assert (run.state, run.reason, run.goes_on) == (state, reason, state == "failed")
+
+
+def test_a_patch_that_raised_is_not_taken_up_by_itself(tmp_path: Path) -> None:
+    reason = LAUNCH + "patch /tmp/raises.py: after_load(ctx) failed: IndexError (line 5)"
+    path = make(tmp_path, "run", {"verdict": "not comparable", "reason": reason, "next": "correct the patch"})
+    leave_mistake(path / "candidate", Mistake("patch /tmp/raises.py: after_load(ctx) failed", "correct the patch"))
+    assert (earlier_run(path).state, earlier_run(path).reason) == ("refused", reason)
+    with pytest.raises(UserError, match="the newest, run, was refused: the candidate"):
+        last_run(tmp_path)
+    (path / "candidate" / "mistake.json").write_text("{")
+    assert earlier_run(path).state == "failed"
+
+
+def test_what_turned_out_not_to_go_on_is_listed_with_its_reason(tmp_path: Path) -> None:
+    path = make(tmp_path, "run", {"verdict": "not comparable", "reason": "interrupted"})
+    with closing(RunDirectory.reopen(path)) as directory:
+        note_refusal(directory, UserError("--confirm x is not possible", "look"))
+    assert (earlier_run(path).state, earlier_run(path).reason) == ("refused", "--confirm x is not possible")
+    assert json.loads((path / "result.json").read_text())["reason"] == "interrupted"
+    (path / "result.json").write_text(json.dumps(ENDED))
+    assert earlier_run(path).state == "aligned", "it was named, and went on"
 
 
 def test_the_record_of_an_older_version_says_the_verdict_too(tmp_path: Path) -> None:
@@ -125,3 +165,15 @@ def test_removal_needs_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(UserError, match="has no locks"):
         remove(earlier_run(path))
     assert path.is_dir()
+
+
+def test_a_name_is_looked_for_among_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALIGN_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    listed = make(tmp_path / "home" / "runs", "mine")
+    assert named_run(Path("mine")) == listed
+    assert named_run(Path("mine/candidate")) == listed / "candidate"
+    for other in ("yours", "mine/golden", "../mine", str(tmp_path / "mine")):
+        assert named_run(Path(other)) == Path(other)
+    (tmp_path / "mine").mkdir()
+    assert named_run(Path("mine")) == Path("mine"), "a path that exists wins"
