@@ -29,7 +29,7 @@ def test_it_says_what_it_takes(align: Callable[..., Any], checkpoint: Path, tmp_
     assert (code, err) == (0, "")
     assert "oracle, every checkpoint" in text and "capture" in text
     assert "nothing was started" in text
-    assert re.search(r"in all about 3\d s, and [34]\d s where something is wrong: launching .* about 30 s of it", text)
+    assert re.search(r"in all about 2\d s, and [23]\d s where something is wrong: launching .* about 20 s of it", text)
     lean = align("--model", str(checkpoint), "--dry-run", "--lean")[1]
     assert "capture, no values" in lean and "nothing " not in lean.replace("nothing was started", "")
     assert not (tmp_path / "out").exists()
