@@ -74,13 +74,14 @@ class Finding:
             words.append(f"at {self.checkpoint}")
         if self.phase is not None:
             words.append(f"in {self.phase}")
+        what = self.evidence.get("what")
         if self.kind in WORST_ALONE and self.requests and self.positions:
-            words[-1] += ","
-            words.append(f"worst for {self.requests[0]} at position {self.positions[0]}")
+            if " position " not in str(what):  # else its own places say more: each with the test that it is worst by
+                words[-1] += ","
+                words.append(f"worst for {self.requests[0]} at position {self.positions[0]}")
         else:
             words += [f"for {', '.join(self.requests)}"] if self.requests else []
             words += [f"at position {', '.join(map(str, self.positions[:3]))}"] if self.positions else []
-        what = self.evidence.get("what")
         return " ".join(words) + (f": {what}" if what else "") + "."
 
     def to_dict(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from align.checkpoints.table import parse
 from align.compare.rows import CANDIDATE, REFERENCE, Recorded
 from align.findings import Finding
+from align.sentences import Said, said, text_of
 from align.trace.calls import Argument, Call, CallRecords, OperatorCall
 
 #: Kinds of findings that accuse an operator.
@@ -30,6 +31,8 @@ ROLES = (
 Mark = Literal["", "dtype", "shape", "alone"]
 #: Type names of values that say the same on both sides whatever the batch is.
 _SETTINGS = ("bool", "int", "float", "str", "dtype")
+#: Operators that only ask about a tensor.
+_QUERIES = ("get_npu_format", "get_storage_size")
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,21 @@ def canonical(argument: Argument, rows: int) -> tuple[int | str, ...]:
     return tuple(shape)
 
 
+def own_shape(shape: Sequence[int], rows: int) -> str:
+    """The engine's own shape as text, ``1×T×256``, so that it stands beside the strides axis by axis; ``T`` is the axis
+    that has a row per token.
+    """
+    skipped = 0
+    while skipped < len(shape) - 1 and shape[skipped] == 1 and (rows != 1 or shape[skipped + 1] == 1):
+        skipped += 1
+    if rows == 1 and len(shape) > 1:
+        skipped = min(skipped, 1)
+    words = [str(size) for size in shape]
+    if shape and shape[skipped] == rows:
+        words[skipped] = "T"
+    return "×".join(words)
+
+
 def form(argument: Argument, rows: int) -> str:
     """The canonical shape as text."""
     return "×".join(map(str, canonical(argument, rows))) if argument.type == "Tensor" else ""
@@ -110,32 +128,42 @@ def _match(sides: Sequence[Sequence[Any]], marks: Sequence[list[Mark]], mark: Ma
             marks[0][at] = marks[1][places.pop(0)] = mark
 
 
-def operator_differences(candidate: Call, reference: Call) -> list[str]:
-    """What one and the same device operator was given differently, in words."""
-    others = {one.name: one for one in reference.operators}
+def operator_differences(candidate: Call, reference: Call) -> list[Said]:
+    """What one and the same device operator was given differently."""
+    sides = [_working(call) for call in (candidate, reference)]
     found = []
-    for one in candidate.operators:
-        other = others.get(one.name)
-        if other is not None:
-            found += _operator_differences(one, other, candidate.rows, reference.rows)
-    return list(dict.fromkeys(found))
+    for name, ours in sides[0].items():
+        # One that is called several times is paired in order, and not at all where the counts differ.
+        theirs = sides[1].get(name, [])
+        if len(ours) == len(theirs):
+            for one, other in zip(ours, theirs, strict=True):
+                found += _operator_differences(one, other, candidate.rows, reference.rows)
+    return list({text_of(one): one for one in found}.values())
 
 
-def _operator_differences(one: OperatorCall, other: OperatorCall, rows: int, other_rows: int) -> list[str]:
-    given = [{argument.name: argument for argument in call.arguments} for call in (one, other)]
-    found = []
-    for name in dict.fromkeys([*given[0], *given[1]]):
-        said = []
-        for side, count in zip(given, (rows, other_rows), strict=True):
-            argument = side.get(name)
-            said.append(None if argument is None else _said(argument, count))
-        if said[0] != said[1] and any(said):
-            words = ["not given, so its default" if text is None else text for text in said]
-            found.append(f"{one.name} {name}: candidate {words[0]}, reference {words[1]}")
+def _working(call: Call) -> dict[str, list[OperatorCall]]:
+    """By name the calls of operators that compute something; a question about a tensor's format does not."""
+    found: dict[str, list[OperatorCall]] = {}
+    for one in call.operators:
+        if one.name.rpartition("::")[2] not in _QUERIES:
+            found.setdefault(one.name, []).append(one)
     return found
 
 
-def _said(argument: Argument, rows: int) -> str:
+def _operator_differences(one: OperatorCall, other: OperatorCall, rows: int, other_rows: int) -> list[Said]:
+    given = [{argument.name: argument for argument in call.arguments} for call in (one, other)]
+    found = []
+    for name in dict.fromkeys([*given[0], *given[1]]):
+        words: list[Said | str] = []
+        for side, count in zip(given, (rows, other_rows), strict=True):
+            argument = side.get(name)
+            words.append(said("call.default") if argument is None else _text(argument, count))
+        if words[0] != words[1] and any(isinstance(text, str) and text for text in words):
+            found.append(said("call.operator", operator=one.name, name=name, candidate=words[0], reference=words[1]))
+    return found
+
+
+def _text(argument: Argument, rows: int) -> str:
     if argument.type == "Tensor":
         return f"{argument.dtype} {form(argument, rows)}"
     return argument.value if argument.type in _SETTINGS else ""
@@ -157,7 +185,8 @@ def with_calls(findings: Sequence[Finding], traces: Mapping[str, Recorded]) -> l
     """The findings; those that accuse an operator have the calls of both sides in their evidence.
 
     ``evidence["calls"]``: by side the tapped function, its arguments and the device operators inside;
-    ``evidence["call_differences"]``: sentences; ``evidence["read"]``: by side what to read, with live lines.
+    ``evidence["call_differences"]``: sentences, and ``call_differences_told`` the same as data;
+    ``evidence["read"]``: by side what to read, with live lines.
     """
     records = {side: found for side, trace in traces.items() if (found := calls_of(trace)) is not None}
     return [_with_calls(one, records) if one.kind in ACCUSING else one for one in findings]
@@ -178,7 +207,7 @@ def _with_calls(finding: Finding, records: Mapping[str, CallRecords]) -> Finding
     if not calls:
         return finding
     shown = {side: tuple(Shown(one, form(one, call.rows)) for one in call.arguments) for side, call in calls.items()}
-    differences = []
+    differences: list[Said] = []
     if calls.keys() == {CANDIDATE, REFERENCE}:
         both = beside(calls[CANDIDATE], calls[REFERENCE])
         shown = dict(zip((CANDIDATE, REFERENCE), both, strict=True))
@@ -186,20 +215,21 @@ def _with_calls(finding: Finding, records: Mapping[str, CallRecords]) -> Finding
     evidence = {
         **finding.evidence,
         "calls": {side: _call_evidence(call, shown[side]) for side, call in calls.items()},
-        "call_differences": differences,
+        "call_differences": [text_of(one) for one in differences],
+        "call_differences_told": differences,
         "read": {side: reading(call) for side, call in calls.items()},
     }
     return replace(finding, evidence=evidence)
 
 
-def _marked(both: tuple[tuple[Shown, ...], tuple[Shown, ...]]) -> list[str]:
-    """Tensors that differ in dtype or shape, in words."""
+def _marked(both: tuple[tuple[Shown, ...], tuple[Shown, ...]]) -> list[Said]:
+    """Tensors that differ in dtype or shape."""
     found = []
     for mark in ("dtype", "shape"):
         ones = [[one for one in side if one.mark == mark] for side in both]
         for candidate, reference in zip(*ones, strict=True):
             texts = [f"{one.argument.name} {one.argument.dtype} {one.form}" for one in (candidate, reference)]
-            found.append(f"{mark}: candidate {texts[0]}, reference {texts[1]}")
+            found.append(said("call.mark", what=mark, candidate=texts[0], reference=texts[1]))
     return found
 
 
@@ -241,4 +271,4 @@ def role(place: str) -> str:
     return next((what for folder, what in ROLES if place.startswith(folder)), "")
 
 
-__all__ = ["ACCUSING", "Shown", "beside", "calls_of", "canonical", "reading", "role", "with_calls"]
+__all__ = ["ACCUSING", "Shown", "beside", "calls_of", "canonical", "own_shape", "reading", "role", "with_calls"]

@@ -252,6 +252,7 @@ def _origin(side: str, group: Sequence[tuple[CheckpointComparison, Added]]) -> F
             "rel_l2_added": residual.rel_l2,
             "rows": scope["rows_of"],
             "channel": residual.channel,
+            "worst_by": residual.worst_by,
             "layers": [other.layer for other, _ in group],
             "scope": scope,
             **_listed([other.name for other, _ in group[1:]]),

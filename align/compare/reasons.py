@@ -74,15 +74,17 @@ def place(name: RowName | None) -> str:
     return text_of(place_said(name))
 
 
-def reasons_of(shown: Shown) -> tuple[tuple[Said, ...], RowName | None]:
-    """Why the operator did more than round, empty if it did not; and the row that shows it."""
+def reasons_of(shown: Shown) -> tuple[tuple[Said, ...], RowName | None, str]:
+    """Why the operator did more than round, empty if it did not; the row that shows it; and by which test it does:
+    ``gain`` and ``norm`` of the whole row, or a single ``element``.
+    """
     found: list[Said] = []
-    rows: list[tuple[float, RowName | None]] = []
+    rows: list[tuple[float, RowName | None, str]] = []
     if shown.not_finite:
         several = shown.not_finite > 1
         key = "operator.not_finite" if several else "operator.not_finite_one"
         found.append(said(key, count=shown.not_finite, at=_at(shown, "place.first_at" if several else "place.at")))
-        rows.append((inf, shown.largest_name))
+        rows.append((inf, shown.largest_name, "element"))
     within = shown.ratio <= shown.allowed
     if not within:
         # The place is that of what is not finite.
@@ -95,13 +97,14 @@ def reasons_of(shown: Shown) -> tuple[tuple[Said, ...], RowName | None]:
     if shown.norm is not None and shown.norm.beyond:
         subject = place_said(_name_of(shown.names, shown.norm))
         found.append(said("operator.norm", subject=subject, value=shown.norm.value, limit=shown.norm.allowed))
-    by_row = [(one.excess, _name_of(shown.names, one)) for one in (shown.token, shown.norm) if one and one.beyond]
-    rows += by_row
+    of_rows = [(one, test) for one, test in ((shown.token, "gain"), (shown.norm, "norm")) if one is not None]
+    rows += [(one.excess, _name_of(shown.names, one), test) for one, test in of_rows if one.beyond]
     if not rows and not within:
-        rows.append((shown.ratio, shown.largest_name))
+        rows.append((shown.ratio, shown.largest_name, "element"))
     if not found:
-        rows = [(one.excess, _name_of(shown.names, one)) for one in (shown.token, shown.norm) if one is not None]
-    return tuple(found), max(rows, key=lambda one: one[0])[1] if rows else None
+        rows = [(one.excess, _name_of(shown.names, one), test) for one, test in of_rows]
+    _, row, test = max(rows, key=lambda one: one[0], default=(0.0, None, ""))
+    return tuple(found), row, test
 
 
 def _subject(shown: Shown, what: str, worst: Worst) -> Said:

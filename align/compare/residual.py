@@ -97,6 +97,7 @@ class ResidualVerdict:
         row_name: (request, position) that shows it: of an element that is not finite, else of the token or element
             that is farthest beyond its limit. ``None`` if unknown, or if channels or heads alone are beyond.
         non_finite: elements that are not finite although the operator's exact result is.
+        worst_by: the test that ``row_name`` is worst by: ``gain``, ``norm``, ``element``; empty without such a row.
         reasons: ``why``, as data.
         requests: of ``beyond``, the requests with a row that is beyond by itself, in the order of the rows. Others may
             be wrong as well, by less than one row can show.
@@ -119,6 +120,7 @@ class ResidualVerdict:
     rel_l2: float | None = None
     row_name: tuple[str, int] | None = None
     non_finite: int = 0
+    worst_by: str = ""
     reasons: tuple[Said, ...] = ()
     requests: tuple[str, ...] = ()
     rows_beyond: int = 0
@@ -260,7 +262,7 @@ def judge(
         ratio, allowed, non_finite, int(largest[2]), largest_name, gain_token, gain_channel, gain_head, norm,
         row_names, has_heads=len(shape) > 1 or (worst is not None and len(worst.heads) > 1),
     )  # fmt: skip
-    reasons, row_name = reasons_of(measured)
+    reasons, row_name, worst_by = reasons_of(measured)
     rows_wrong = [index for index, one in enumerate(wrong.tolist()) if one]
     showing = [row_names[index][0] for index in rows_wrong if index < len(row_names)]
     showing += [name[0] for size, name in step_maxima if not size <= allowed]
@@ -281,6 +283,7 @@ def judge(
         rel_l2=rel_l2,
         row_name=row_name,
         non_finite=non_finite,
+        worst_by=worst_by if row_name is not None else "",
         reasons=reasons,
         requests=tuple(dict.fromkeys(showing)),
         rows_beyond=len(rows_wrong),

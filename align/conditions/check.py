@@ -8,6 +8,7 @@ from typing import Any
 from align.conditions.table import NAMES
 from align.conditions.types import Condition
 from align.errors import UserError
+from align.sentences import said
 
 _SHOWN = 60
 
@@ -44,7 +45,11 @@ def refuse(conditions: Sequence[Condition]) -> None:
     mends = list(dict.fromkeys(f"{condition.name}: {condition.mend}" for condition in found))
     allow = " ".join(f"--allow {condition.name}" for condition in found)
     what = "a condition does not hold" if len(found) == 1 else f"{len(found)} conditions do not hold"
-    raise UserError("\n  ".join([f"{what}:", *lines]), "\n  ".join([*mends, f"or go on in spite of it: {allow}"]))
+    raise UserError(
+        "\n  ".join([f"{what}:", *lines]),
+        "\n  ".join([*mends, f"or go on in spite of it: {allow}"]),
+        said("stopped.conditions", names=[condition.name for condition in found]),
+    )
 
 
 def describe(condition: Condition) -> str:

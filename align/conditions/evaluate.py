@@ -17,6 +17,7 @@ from align.conditions.requested import requested
 from align.conditions.table import CONFIG_OPTIONS, LAUNCH, RUN, TABLE, Row, Stage
 from align.conditions.types import Condition, Verdict
 from align.models.info import ModelInfo
+from align.sentences import Said, raw, said, text_of
 
 _NOTHING = "nothing of the kind"
 #: Suffix of a fact that says which modules have another value than most.
@@ -62,7 +63,7 @@ class _Side:
     value: Any
     where: str
     ok: bool | None
-    why: str
+    why: Said
 
 
 def evaluate(
@@ -111,9 +112,9 @@ def _condition(row: Row, wanted: Any, judged: Mapping[str, _Side], allowed: bool
     verdict: Verdict = "false" if False in verdicts else "unknown" if None in verdicts or not judged else "ok"
     wrong = tuple(role for role, side in judged.items() if side.ok is not True)
     reasons = {role: side.why for role, side in judged.items() if verdict == "ok" or side.ok is not True}
-    distinct = set(reasons.values())
-    common = len(distinct) == 1 and len(reasons) == len(judged)
-    why = distinct.pop() if common else "; ".join(f"{role}: {text}" for role, text in reasons.items())
+    common = len({text_of(one) for one in reasons.values()}) == 1 and len(reasons) == len(judged)
+    each = [said("condition.of_side", side=role, why=one) for role, one in reasons.items()]
+    why = next(iter(reasons.values())) if common else said("list.semicolon", parts=each)
     return Condition(
         name=row.name,
         requested=_short(row.name, wanted),
@@ -121,7 +122,8 @@ def _condition(row: Row, wanted: Any, judged: Mapping[str, _Side], allowed: bool
         observed={role: side.value for role, side in judged.items()},
         where={role: side.where for role, side in judged.items()},
         verdict=verdict,
-        why=why,
+        why=text_of(why),
+        why_told=why,
         mend=row.mend,
         source=row.source,
         required=row.required,
@@ -137,17 +139,17 @@ def _condition(row: Row, wanted: Any, judged: Mapping[str, _Side], allowed: bool
 
 def _one_side(row: Row, wanted: Any, side: SideFacts, case: Case) -> _Side:
     if row.engines and side.engine not in row.engines:
-        return _Side(_NOTHING, side.engine, True, f"{side.engine} has nothing of the kind")
+        return _Side(_NOTHING, side.engine, True, said("condition.nothing", engine=side.engine))
     if row.compare == "token_ids":
         if side.token_ids is None:
-            return _Side(None, "", None, "the ids that the worker saw were not recorded")
+            return _Side(None, "", None, said("condition.ids_not_recorded"))
         caching = side.fact("prefix_caching")
         ok, why = judge.token_ids(wanted, side.token_ids, caching is not None and caching.value is True)
         return _Side(_ids_summary(side.token_ids), "ids as the worker saw them", ok, why)
     if row.compare == "files":
         if side.files is None:
-            return _Side(None, "", None, "the files were not hashed")
-        return _Side(_digest(side.files), "sha256 of the files", True, f"sha256 of {len(side.files)} files")
+            return _Side(None, "", None, said("condition.not_hashed"))
+        return _Side(_digest(side.files), "sha256 of the files", True, said("condition.hashed", count=len(side.files)))
     facts = {name: side.fact(name) for name in row.facts}
     known = {name: fact for name, fact in facts.items() if fact is not None and fact.value is not None}
     where = ", ".join(dict.fromkeys(fact.where for fact in facts.values() if fact is not None))
@@ -155,7 +157,9 @@ def _one_side(row: Row, wanted: Any, side: SideFacts, case: Case) -> _Side:
     missing = [name for name in row.facts if name not in known]
     if missing and (not optional or not known or (row.compare == "window" and "window" in missing)):
         first = facts[missing[0]]
-        why = f"{missing[0]} was not reported" if first is None else (first.why or "no value")
+        why = said("condition.not_reported", name=missing[0])
+        if first is not None:
+            why = raw(first.why) if first.why else said("condition.no_value")
         return _Side(None, where, None, why)
     values = {name: fact.value for name, fact in known.items()}
     ok, why = _judge(row, wanted, values, side, case)
@@ -171,10 +175,12 @@ def _judge(row: Row, wanted: Any, values: dict[str, Any], side: SideFacts, case:
         case "off":
             return judge.off(values[row.facts[0]])
         case "same":
-            return True, "read"
+            return True, said("condition.read")
         case "soc":
             generation = judge.soc_generation(values["soc_version"])
-            return (True, generation) if generation else (None, f"unknown version {values['soc_version']}")
+            if generation:
+                return True, said("condition.generation", name=generation)
+            return None, said("condition.soc_unknown", version=values["soc_version"])
         case "warmup":
             return judge.warmup(values)
         case "greedy":
@@ -197,9 +203,9 @@ def _together(row: Row, sides: Mapping[str, SideFacts], judged: dict[str, _Side]
     if row.compare == "files":
         ok, why = judge.same_files({role: side.files or {} for role, side in sides.items()})
     elif row.compare in ("soc", "same"):
-        seen = {side.why if row.compare == "soc" else str(side.value) for side in judged.values()}
+        seen = {text_of(side.why) if row.compare == "soc" else str(side.value) for side in judged.values()}
         ok = len(seen) == 1
-        why = f"both {seen.pop()}" if ok else "the sides differ"
+        why = said("condition.both", value=seen.pop()) if ok else said("condition.sides_differ")
     else:
         return judged
     return {role: _Side(side.value, side.where, ok, why) for role, side in judged.items()}

@@ -1,6 +1,6 @@
 """How conditions are compared. Each function judges one side; what compares sides with each other stands apart.
 
-A verdict is ``(ok, why)``; ``None`` instead of ``ok`` means that it could not be read.
+A verdict is ``(ok, why)``; ``None`` instead of ``ok`` means that it could not be read. ``why`` is a sentence as data.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from adapters.base import NO_SUCH_MODE, StepRecord
+from align.sentences import Said, raw, said
 
-Judged = tuple[bool | None, str]
+Judged = tuple[bool | None, Said]
 
 #: Relative tolerance of numbers that engines compute from the configuration in double precision.
 CLOSE = 1e-9
@@ -28,8 +29,14 @@ def soc_generation(version: int) -> str | None:
 def equal(wanted: Any, values: Mapping[str, Any]) -> Judged:
     wrong = {name: value for name, value in values.items() if value != wanted}
     if wrong:
-        return False, "; ".join(f"{name} is {value}" for name, value in wrong.items())
-    return True, "as requested"
+        return False, _are(wrong)
+    return True, said("condition.as_requested")
+
+
+def _are(values: Mapping[str, Any]) -> Said:
+    return said(
+        "list.semicolon", parts=[said("condition.is", name=name, value=str(one)) for name, one in values.items()]
+    )
 
 
 def close(wanted: float, values: Mapping[str, Any]) -> Judged:
@@ -39,45 +46,45 @@ def close(wanted: float, values: Mapping[str, Any]) -> Judged:
         if not isinstance(value, int | float) or not math.isclose(value, wanted, rel_tol=CLOSE, abs_tol=0.0)
     }
     if wrong:
-        return False, "; ".join(f"{name} is {value}" for name, value in wrong.items())
-    return True, "as requested"
+        return False, _are(wrong)
+    return True, said("condition.as_requested")
 
 
 def disabled(values: Mapping[str, Any]) -> Judged:
     """A mode must be off, or not exist."""
     value = next(iter(values.values()))
     if value == NO_SUCH_MODE:
-        return True, "the engine has no such mode"
-    return (True, "off") if value is False else (False, f"it is {value}")
+        return True, said("condition.no_such_mode")
+    return (True, said("condition.off")) if value is False else (False, said("condition.it_is", value=str(value)))
 
 
 def off(switches: Any) -> Judged:
     on = {name: value for name, value in switches.items() if value not in (False, 0, "not there")}
     if on:
-        return False, "on: " + ", ".join(f"{name}={value}" for name, value in on.items())
-    return True, "all off"
+        return False, said("condition.on", switches=[f"{name}={value}" for name, value in on.items()])
+    return True, said("condition.all_off")
 
 
 def warmup(facts: Mapping[str, Any]) -> Judged:
     """Nothing may be left in the cache, whatever ran before the first real step."""
     dummies, skipped = facts.get("dummy_forwards"), facts.get("warmup_skipped")
     if skipped is False:
-        ran = "warm-up was on"
+        ran = said("condition.warmed_up")
     elif dummies is None:
-        ran = "dummy forwards are not counted yet"
+        ran = said("condition.not_counted")
     elif dummies == 0:
-        ran = "no dummy forward ran"
+        ran = said("condition.no_dummy")
     else:
-        ran = "a dummy forward ran" if dummies == 1 else f"dummy forwards ran: {dummies}"
+        ran = said("condition.dummies", count=dummies)
     residue = residue_of_all(facts.get("start_residue") or facts.get("cache_residue"))
     if residue is None:
         if skipped is True and dummies == 0:
-            return True, "no dummy forward ran, warm-up was skipped"
-        return None, f"the cache could not be read; {ran}"
+            return True, said("condition.skipped")
+        return None, said("condition.no_cache", ran=ran)
     elements, blocks, of_blocks = residue
     if elements:
-        return False, f"{elements} elements in {blocks} of {of_blocks} blocks of the cache are not zero; {ran}"
-    return True, f"{ran}, and nothing is left in the cache: all of it is zero"
+        return False, said("condition.residue", elements=elements, blocks=blocks, of_blocks=of_blocks, ran=ran)
+    return True, said("condition.no_residue", ran=ran)
 
 
 def residue_of_all(residue: Any) -> tuple[int, int, int] | None:
@@ -90,16 +97,16 @@ def residue_of_all(residue: Any) -> tuple[int, int, int] | None:
 
 
 def greedy(facts: Mapping[str, Any]) -> Judged:
-    said = ", ".join(f"{name} {facts[name]}" for name in ("temperature", "top_k") if facts.get(name) is not None)
+    how = [f"{name} {facts[name]}" for name in ("temperature", "top_k") if facts.get(name) is not None]
     if facts.get("greedy") is None:
-        return None, "how the worker sampled is not known"
+        return None, said("condition.sampling_unknown")
     if facts["greedy"] is not True:
-        return False, f"the worker drew tokens: {said}"
+        return False, said("condition.drew", how=how)
     if facts.get("penalties") is None:
-        return None, "whether penalties changed the logits is not known"
+        return None, said("condition.penalties_unknown")
     if facts["penalties"] is not False:
-        return False, "penalties change the logits"
-    return True, f"the worker took the best token ({said})"
+        return False, said("condition.penalties")
+    return True, said("condition.best", how=how)
 
 
 def chunked_prefill(
@@ -113,20 +120,20 @@ def chunked_prefill(
         prompts: length of each request's prompt.
     """
     if facts["chunked_prefill"] not in (False, NO_SUCH_MODE):
-        return False, "it is on"
+        return False, said("condition.it_is_on")
     room = facts["max_prefill_tokens"]
     # lmdeploy splits a prefill that reaches its limit, vllm one that exceeds it.
     if room < need or (engine == "lmdeploy" and room == need):
-        return False, f"{room} tokens fit into one step and {need} arrive together"
+        return False, said("condition.no_room", room=room, need=need)
     for step in steps:
         for span in step.rows:
             prompt = prompts.get(span.request, 0)
             if span.start < prompt and (span.start, span.count) != (0, prompt):
-                return False, (
-                    f"step {step.step} computes positions {span.start}–{span.start + span.count - 1} of "
-                    f"{span.request}, whose prompt has {prompt}"
+                last = span.start + span.count - 1
+                return False, said(
+                    "condition.split", step=step.step, first=span.start, last=last, request=span.request, prompt=prompt
                 )
-    return True, f"{room} tokens fit into one step" + (", and no prompt was split" if steps else "")
+    return True, said("condition.room_and_whole" if steps else "condition.room", room=room)
 
 
 def window(wanted: Any, facts: Mapping[str, Any], longest: int) -> Judged:
@@ -136,31 +143,29 @@ def window(wanted: Any, facts: Mapping[str, Any], longest: int) -> Judged:
         longest: tokens of the longest sequence of the case.
     """
     kernel, cache = facts["window"], facts.get("window_cache", 0)
-    said = f"the kernels use {_window_text(kernel)}" + (f", the cache drops blocks beyond {cache}" if cache else "")
+    why = said("condition.no_window") if kernel == 0 else said("condition.window", size=str(kernel))
+    if cache:
+        why = said("condition.drops", why=why, cache=cache)
     positive = [size for size in (*_as_list(wanted), *_as_list(kernel), cache) if size]
     if positive and longest <= min(positive):
         if kernel != wanted:
-            said += f"; it makes no difference, the longest sequence has {longest} tokens"
-        return True, said
+            why = said("condition.no_difference", why=why, longest=longest)
+        return True, why
     fits = cache in (0, *_as_list(wanted)) if wanted else not cache
-    return kernel == wanted and fits, said
+    return kernel == wanted and fits, why
 
 
 def _as_list(value: Any) -> list[int]:
     return list(value) if isinstance(value, list) else [value]
 
 
-def _window_text(value: Any) -> str:
-    return "no window" if value == 0 else f"a window of {value}"
-
-
 def frequencies(wanted: Mapping[str, Any], measured: Mapping[str, Any]) -> Judged:
     """Every measured frequency must be the expected one within what the engine's table resolves."""
     if "why" in wanted:
-        return None, str(wanted["why"])
+        return None, raw(str(wanted["why"]))
     expected, found = wanted["inv_freq"], measured["inv_freq"]
     if len(expected) != len(found):
-        return False, f"{len(found)} frequencies, not {len(expected)}"
+        return False, said("condition.frequency_count", found=len(found), expected=len(expected))
     worst, channel = 0.0, -1
     for index, (want, have, resolution) in enumerate(zip(expected, found, measured["resolution"], strict=True)):
         excess = abs(have - want) / abs(want) / (resolution + FREQUENCY_SLACK)
@@ -169,10 +174,10 @@ def frequencies(wanted: Mapping[str, Any], measured: Mapping[str, Any]) -> Judge
         if excess > worst:
             worst, channel = excess, index
     if worst > 1:
-        return False, f"channel {channel} turns by {found[channel]:.6g} per position, not {expected[channel]:.6g}"
+        return False, said("condition.turns", channel=channel, found=found[channel], expected=expected[channel])
     if not math.isclose(measured["scale"], wanted["scale"], rel_tol=2**-7):
-        return False, f"the rotation scales by {measured['scale']:.6g}, not {wanted['scale']:.6g}"
-    return True, f"all {len(expected)} measured, from {found[0]:.4g} down to {found[-1]:.4g}"
+        return False, said("condition.scales", found=measured["scale"], expected=wanted["scale"])
+    return True, said("condition.frequencies", count=len(expected), first=found[0], last=found[-1])
 
 
 def token_ids(wanted: Mapping[str, Sequence[int]], seen: Mapping[str, Sequence[int | None]], cached: bool) -> Judged:
@@ -180,19 +185,19 @@ def token_ids(wanted: Mapping[str, Sequence[int]], seen: Mapping[str, Sequence[i
     unseen = 0
     for request, ids in wanted.items():
         if request not in seen:
-            return None, f"no ids of request {request} were seen"
+            return None, said("condition.no_ids", request=request)
         have = list(seen[request])
         if len(have) != len(ids):
-            return False, f"request {request} has {len(have)} ids, not {len(ids)}"
+            return False, said("condition.ids_count", request=request, found=len(have), expected=len(ids))
         for place, (asked, read) in enumerate(zip(ids, have, strict=True)):
             if read is not None and read != asked:
-                return False, f"request {request}: id {place} is {read}, not {asked}"
+                return False, said("condition.id", request=request, place=place, found=read, expected=asked)
         unseen += have.count(None)
     total = sum(map(len, wanted.values()))
     if unseen and not cached:
-        return None, f"{unseen} of {total} ids were not seen"
-    rest = f"; {unseen} came from the prefix cache and were not seen again" if unseen else ""
-    return True, f"{total - unseen} ids of {len(wanted)} requests are those of the case{rest}"
+        return None, said("condition.unseen", unseen=unseen, total=total)
+    rest = said("condition.cached", count=unseen) if unseen else ""
+    return True, said("condition.ids", count=total - unseen, requests=len(wanted), rest=rest)
 
 
 def same_files(sides: Mapping[str, Mapping[str, str]]) -> Judged:
@@ -200,7 +205,7 @@ def same_files(sides: Mapping[str, Mapping[str, str]]) -> Judged:
     for other, second in others:
         for file in sorted({*first, *second}):
             if file not in first or file not in second:
-                return False, f"{file} is absent from the {other if file in first else one}"
+                return False, said("condition.absent", file=file, side=other if file in first else one)
             if first[file] != second[file]:
-                return False, f"{file} differs"
-    return True, f"sha256 of {len(first)} files equal"
+                return False, said("condition.file_differs", file=file)
+    return True, said("condition.files", count=len(first))

@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from align import sentences
 from align.checkpoints.table import kinds, parse
 from align.conditions.table import TABLE
 from align.conditions.types import Condition
 from align.findings import Finding
+from align.findings import told as in_words
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
 #: What a norm's module is called → its checkpoint.
@@ -47,21 +49,23 @@ def _finding(side: str, place: tuple[str, str], group: Sequence[Condition]) -> F
         }
         for one in group
     ]
-    names = ", ".join(one.name for one in group)
     places = tuple(dict.fromkeys(name for one in group for name in one.places.get(side, ())))
     checkpoint = _checkpoint_of(places, place[1])
-    where = f" in {', '.join(places[:3])}{' …' if len(places) > 3 else ''}" if places else ""
+    what = sentences.said(
+        "configuration.what",
+        names=[one.name for one in group],
+        where=sentences.said("configuration.where", places=places[:3], more=" …" if len(places) > 3 else "")
+        if places
+        else "",
+        whys=[one.why_told or sentences.raw(one.why) for one in group],
+    )
     return Finding(
         path,
         "configuration",
         side=side,
         checkpoint=checkpoint,
         layer=parse(checkpoint).layer,
-        evidence={
-            "what": f"{names} of the live engine differs from config.json{where}: {group[-1].why}",
-            "conditions": said,
-            "places": list(places),
-        },
+        evidence={**in_words(what), "conditions": said, "places": list(places)},
         next=f"read how that engine sets the {group[-1].where[side]} from the configuration, "
         "and recompute the checkpoint with transformers: align golden RUN",
     )

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from align.sentences import Said
+
 Verdict = Literal["ok", "false", "unknown"]
 
 
@@ -29,6 +31,7 @@ class Condition:
         places: by side, modules whose value is not what is requested, where the others' is.
         told: it does not stop the comparison: the engine computes otherwise than its checkpoint says, which is a
             finding (:mod:`align.conditions.told`).
+        why_told: ``why`` as data; ``None`` where it was made as text.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Condition:
     sides: tuple[str, ...] = ()
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     told: bool = False
+    why_told: Said | None = None
 
     @property
     def ok(self) -> bool:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from align.compare.coverage import percent_text
-from align.report.reach import Claim, onset_of
+from align.report.reach import Claim, cut, onset_of
 from align.result.schema import Result
 from align.sentences import raw, said
 
 #: Names that a sentence lists.
-_LISTED = 6
+LISTED = 6
 #: Share of the channels from which on they are counted and not listed.
 _MOST = 0.5
 _SIDES = ("candidate", "reference")
 
 
-def names(found: Sequence[str], limit: int = _LISTED) -> str:
+def names(found: Sequence[str], limit: int = LISTED, between: str = ", ") -> str:
     """The first names, and how many there are if that is more."""
-    return ", ".join(found[:limit]) + (f", … ({len(found)})" if len(found) > limit else "")
+    return between.join(found[:limit]) + (f"{between}… ({len(found)})" if len(found) > limit else "")
+
+
+def nothing_compared(result: Result) -> bool:
+    """Whether the command ended before anything of the two sides was compared."""
+    return result.tokens is None and result.tensors is None
 
 
 def symptom(result: Result) -> list[Claim]:
@@ -31,14 +37,14 @@ def symptom(result: Result) -> list[Claim]:
     found += [
         ("symptom.row", {"row": one.row, "why": one.told or raw(one.why)}) for one in seen.rows if one.state == "shown"
     ]
-    paths = {"suggested": ", ".join(seen.suggested), "found": ", ".join(seen.found)}
+    paths = {"suggested": seen.suggested, "found": seen.found}
     if seen.agree is not None:
         found.append(("symptom.agree" if seen.agree else "symptom.disagree", paths))
     elif seen.suggested:
         found.append(("symptom.unlocated", paths))
     hidden = [one.row for one in seen.rows if one.state == "not observable"]
     if hidden and result.verdict != "aligned":
-        found.append(("symptom.hidden", {"rows": names(hidden)}))
+        found.append(("symptom.hidden", {"rows": hidden}))
     return found
 
 
@@ -81,7 +87,7 @@ def unchecked(result: Result) -> list[Claim]:
 def _unchecked(result: Result) -> Iterator[Claim]:
     unknown = [one.name for one in result.conditions if one.verdict == "unknown"]
     if unknown:
-        yield "uncheck.conditions", {"count": len(unknown), "names": names(unknown)}
+        yield "uncheck.conditions", {"count": len(unknown), "names": unknown}
     if not result.conditions:
         yield "uncheck.no_conditions", {}
     if not result.stability:
@@ -92,28 +98,40 @@ def _unchecked(result: Result) -> Iterator[Claim]:
     if result.tokens is None:
         yield "uncheck.tokens", {}
     if result.coverage is None:
-        yield "uncheck.tensors", {}
+        yield ("uncheck.no_tensors" if nothing_compared(result) else "uncheck.tensors"), {}
     else:
         for part in _SIDES:
             seen = getattr(result.coverage, part)
             lacking = [*seen.missing, *seen.partial]
             if lacking:
-                yield "uncheck.missing", {"part": f"@side.{part}", "count": len(lacking), "names": names(lacking)}
+                yield "uncheck.missing", {"part": f"@side.{part}", "count": len(lacking), "names": lacking}
         paired = [*result.coverage.paired.missing, *result.coverage.paired.partial]
         if paired:
-            yield "uncheck.compared", {"count": len(paired), "names": names(paired)}
+            yield "uncheck.compared", {"count": len(paired), "names": paired}
+    estimated = estimates(result)
+    if estimated is not None:
+        yield "uncheck.estimated", estimated
     for name in _SIDES:
         audit = result.weights.get(name)
         if audit is None:
             yield "uncheck.no_weights", {"side": f"@side.{name}"}
         elif audit.not_observable:
             hidden = audit.not_observable
-            yield "uncheck.weights", {"side": f"@side.{name}", "count": len(hidden), "names": names(hidden)}
+            yield "uncheck.weights", {"side": f"@side.{name}", "count": len(hidden), "names": hidden}
     if result.case is not None:
         case = result.case
         requests, tokens = len(case.requests), case.max_new_tokens
         yield "uncheck.layouts", {"layout": case.layout, "requests": requests, "tokens": tokens}
     yield "uncheck.modes", {}
+
+
+def estimates(result: Result) -> dict[str, Any] | None:
+    """How many checkpoints were compared by digests, and of how many rows; ``None`` if none were."""
+    tensors = result.tensors
+    if tensors is None or not tensors.estimated:
+        return None
+    about = {"count": tensors.estimated, "rows": tensors.estimated_rows, "all": tensors.rows}
+    return {**about, "total": sum(tensors.counts.values())}
 
 
 def risks(result: Result) -> list[Claim]:
@@ -124,14 +142,14 @@ def risks(result: Result) -> list[Claim]:
 def _risks(result: Result) -> Iterator[Claim]:
     if result.verdict == "not comparable":
         yield "risk.stopped", {}
-    if result.simulated:
+    if result.simulated and not nothing_compared(result):
         yield "risk.simulated", {}
     allowed = [one.name for one in result.conditions if one.required and one.allowed and one.verdict != "ok"]
     if allowed:
-        yield "risk.allowed", {"names": names(allowed)}
+        yield "risk.allowed", {"names": allowed}
     noted = [one.name for one in result.conditions if not one.required and one.verdict != "ok"]
     if noted:
-        yield "risk.noted", {"names": names(noted)}
+        yield "risk.noted", {"names": noted}
     if result.coverage is None and result.tokens is not None:
         yield "risk.tokens_only", {}
     if result.coverage is not None and result.coverage.paired.observed < result.coverage.paired.expected:
@@ -155,7 +173,7 @@ def _risks(result: Result) -> Iterator[Claim]:
             yield "risk.floor", {"name": floor.name, "judged": floor.judged, "factor": floor.factor}
             if floor.simulated:
                 yield "risk.floor_simulated", {}
-    if result.measures:
+    if result.measures and not nothing_compared(result):
         yield "risk.measures", {}
 
 
@@ -177,7 +195,7 @@ def _walked(result: Result, lang: str) -> Iterator[Claim]:
             yield "walked.batched", {"request": alone.request, "found": found_there}
         if alone.verified:
             states = [said("alone.layer", layer=layer, state=state) for layer, state in alone.verified.items()]
-            yield "walked.verified", {"layers": said("list.comma", parts=states[:_LISTED])}
+            yield "walked.verified", {"layers": said("list.comma", parts=states[:LISTED])}
     found = result.diagnosis
     if found is not None:
         sides = [
@@ -193,7 +211,7 @@ def _walked(result: Result, lang: str) -> Iterator[Claim]:
         if found.channels_total:
             yield _channels(found.channels, found.channels_total, found.channels_of)
         if found.heads:
-            yield "walked.heads", {"heads": names([str(head) for head in found.heads], 2 * _LISTED)}
+            yield "walked.heads", {"heads": said("reach.list", parts=cut(found.heads, 2 * LISTED))}
 
 
 def _channels(found: Sequence[int], total: int, every: int | None) -> Claim:
@@ -206,7 +224,7 @@ def _channels(found: Sequence[int], total: int, every: int | None) -> Claim:
             if every
             else ("walked.many_channels", {"total": total})
         )
-    listed = names([str(channel) for channel in found[:total]], 2 * _LISTED)
+    listed = said("reach.list", parts=cut(found[:total], 2 * LISTED))
     if every is None:
         return "walked.listed_channels", {"channels": listed, "total": total}
     return "walked.channels", {"channels": listed, "total": total, "every": every}

@@ -6,23 +6,23 @@ models and files said keeps its own language and is never markup.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from align.compare.calls import own_shape
 from align.errors import UserError
 from align.findings import PATHS
 from align.knowledge import PATHS_ZH, Entry, Text, knowledge
-from align.report import claims, reach
+from align.report import again, claims, reach
 from align.report.markdown import Markdown, escape, fence
 from align.report.words import LANGUAGES, TEMPLATES, Words, words_of
 from align.result.parts import Condition, Fact, Finding, WalkStep
 from align.result.schema import Result
-from align.run.plan import SIMULATED
-from align.sentences import is_said, raw, text_of
+from align.result.walk import found_key
+from align.sentences import is_said, raw, said, text_of
 
 #: Findings that are told in full, and rows of a table.
 FINDINGS, ROWS = 6, 24
@@ -79,6 +79,7 @@ class View:
     def __init__(self, result: Result, words: Words) -> None:
         self._result, self._words = result, words
         self._colon, self._comma = words("label.colon"), words("label.comma")
+        self._list = words("label.list")
 
     def say(self, key: str, /, **values: Any) -> Markdown:
         """A sentence. Its own marks are Markdown; what fills it is escaped. A value ``@KEY`` is a sentence too."""
@@ -90,10 +91,18 @@ class View:
         if is_said(value):
             return self.told(value)
         if isinstance(value, (list, tuple)):
-            return escape(claims.names([str(one) for one in value]))
+            return escape(self._names([str(one) for one in value]))
         if value == "-":
             return escape(self._words("label.none"))
         return escape(value if isinstance(value, Markdown) else number(value))
+
+    def _names(self, found: list[str], limit: int = claims.LISTED) -> str:
+        return claims.names(found, limit, self._list)
+
+    def bracketed(self, *parts: str) -> Markdown:
+        """Words in brackets, or nothing."""
+        given = [escape(part) for part in parts if part]
+        return self.say("label.bracket", text=Markdown(self._comma.join(given))) if given else Markdown("")
 
     def told(self, sentence: Mapping[str, Any] | None, text: str = "") -> Markdown:
         """What was found, in this language; ``text`` as a quotation where it was not kept as data."""
@@ -123,6 +132,15 @@ class View:
             model=unknown if result.case is None else result.case.model,
             findings=len(result.findings),
         )
+
+    def measures(self) -> Markdown:
+        """What a side alone ran with; empty if nothing."""
+        found = again.measures_of(self._result)
+        key = "lead.measures_given" if claims.nothing_compared(self._result) else "lead.measures"
+        return self.say(key, measures=said("list.semicolon", parts=found)) if found else Markdown("")
+
+    def reason(self) -> Markdown:
+        return self.told(self._result.reason_told, self._result.reason)
 
     def fact(self, name: str) -> Fact:
         return next(one for one in self._result.facts if one.name == name)
@@ -203,7 +221,11 @@ class View:
     def what_next(self, finding: Finding) -> Markdown:
         """With the first file and line to read, where one is known."""
         text, place = self._told("next", finding) or self.quoted(finding.next), reach.begin_at(finding)
-        return Markdown(text.rstrip(".。") + self.say("next.begin", place=place)) if place else text
+        patches = self._result.environment.patches.get(finding.side or "", [])
+        suspects = again.suspects(patches, finding.side, place)
+        if place:
+            text = Markdown(text.rstrip(".。") + self.say("next.begin", place=place))
+        return text if suspects is None else Markdown(text.rstrip(".。") + self.say("next.suspect", measures=suspects))
 
     def next_step(self) -> Markdown:
         """Of the whole result."""
@@ -211,9 +233,18 @@ class View:
         if result.findings:
             return self.what_next(result.findings[0])
         key = f"next.aligned {result.source}" if result.tokens is not None else "next.aligned tensors"
-        if result.verdict == "aligned" and self._words.language != "en" and self._words.has(key):
-            return self.say(key)
-        return self.quoted(result.next)
+        if self._words.language != "en":
+            if result.verdict == "aligned" and self._words.has(key):
+                return self.say(key)
+            if self.blocked():
+                allow = " ".join(f"--allow {one.name}" for one in self.blocked())
+                return self.say("next.conditions", allow=allow)
+        return self.known_or_quoted("hint", result.next)
+
+    def known_or_quoted(self, group: str, text: str) -> Markdown:
+        """A text of ours that there are words for; any other as a quotation."""
+        found = self._words.word(group, text)
+        return escape(found) if self._words.has(f"{group}.{text}") else self.quoted(text)
 
     def evidence(self, finding: Finding) -> Markdown:
         return self.told(finding.evidence.get("sentence"), str(finding.evidence.get("what", finding.summary)))
@@ -231,6 +262,10 @@ class View:
         """The sentence of a finding's kind; ``None`` if there is none, or its evidence lacks what that needs."""
         known = {**finding.evidence, "side": self._side(finding), "checkpoint": finding.checkpoint or "-"}
         known.setdefault("numbers", known.get("said"))
+        if finding.kind == "configuration":
+            said_by = [one for one in known.get("conditions", ()) if isinstance(one, Mapping)]
+            known["names"] = [str(one.get("condition")) for one in said_by]
+            known["where"] = list(dict.fromkeys(str(one.get("where")) for one in said_by))
         if "inputs_state" in known:
             known["inputs_state"] = self.word("tensor", str(known["inputs_state"]))
         try:
@@ -240,14 +275,22 @@ class View:
 
     def read_live(self, entries: list[dict[str, Any]]) -> str:
         """Places with live lines: what stands there, each once."""
-        said = [f"{self.word('place', str(one.get('what')))} {one.get('place')}" for one in entries]
-        return "; ".join(dict.fromkeys(said))
+        found = [f"{self.word('place', str(one.get('what')))} {one.get('place')}" for one in entries]
+        return self._words("label.semicolon").join(dict.fromkeys(found))
+
+    def call_differences(self, finding: Finding) -> list[Markdown]:
+        texts = list(finding.evidence.get("call_differences") or [])
+        told = list(finding.evidence.get("call_differences_told") or [])
+        told += [None] * (len(texts) - len(told))  # of an earlier version
+        return [self.told(one, str(text)) for one, text in zip(told, texts, strict=False)]
 
     def arguments(self, finding: Finding) -> list[tuple[str, int, dict[str, Any]]]:
-        """``(side, number, argument)`` of the accused call, the candidate's first; what a row lacks is empty."""
+        """``(side, number, argument)`` of the accused call, the candidate's first; what a row lacks is empty.
+        ``form`` is the engine's own shape, which has an axis for each stride.
+        """
         empty = {"name": "", "type": "", "dtype": "", "value": "", "form": "", "strides": (), "mark": ""}
         return [
-            (side, number, {**empty, **argument})
+            (side, number, {**empty, **argument, "form": own_shape(argument.get("shape", ()), call.get("rows", 0))})
             for side, call in finding.evidence.get("calls", {}).items()
             for number, argument in enumerate(call.get("arguments", ())[:ROWS])
         ]
@@ -262,12 +305,14 @@ class View:
             found = [str(one) for one in getattr(finding, f"{label}s")]
             if found:
                 words = self._words(f"label.{label}{'' if len(found) == 1 else 's'}")
-                parts.append(Markdown(f"{words} {escape(claims.names(found))}"))
+                parts.append(Markdown(f"{words} {escape(self._names(found))}"))
         return Markdown(self._comma.join(parts))
 
     def place_label(self, finding: Finding) -> str:
-        worst = reach.is_worst_alone(finding) and finding.positions
-        return self._words("label.worst_place" if worst else "label.place")
+        if not (reach.is_worst_alone(finding) and finding.positions):
+            return self._words("label.place")
+        key = f"label.worst_{finding.evidence.get('worst_by')}"  # says by which test, where that is known
+        return self._words(key if self._words.has(key) else "label.worst_place")
 
     def accused(self, name: str) -> Markdown:
         """Of a row of the table of checkpoints: that a finding names it."""
@@ -283,7 +328,7 @@ class View:
     # ------------------------------------------------------------------------------------------------------ the rest
 
     def listed(self, found: list[Any], otherwise: str) -> str:
-        return claims.names([str(one) for one in found], ROWS) if found else self._words(otherwise)
+        return self._names([str(one) for one in found], ROWS) if found else self._words(otherwise)
 
     def walk_why(self, step: WalkStep) -> str:
         keys = ([f"why.{step.stage} twice"] if step.about.get("again") else []) + [f"why.{step.stage}"]
@@ -295,7 +340,7 @@ class View:
             if name in about:
                 about[name] = self.word(group, str(about[name]))
         try:
-            return self.say(f"found.{step.stage}", **about) if about else self.quoted(step.found)
+            return self.say(found_key(step.stage, about), **about) if about else self.quoted(step.found)
         except KeyError:  # a stage or a number that this version does not know
             return self.quoted(step.found)
 
@@ -305,21 +350,8 @@ class View:
 
     def again(self) -> Markdown | None:
         """The command that runs the same case; ``None`` if there is no case on disk."""
-        result = self._result
-        directory = result.environment.directory
-        if directory is None or result.case is None or result.source != "run":
-            return None
-        words = ["align", "run", "--case", f"{directory}/case.json"]
-        device = self.fact("hardware").about.get("device")
-        words += ["--device", str(device)] if device not in (None, SIMULATED) else []
-        for side, files in result.environment.patches.items():
-            words += [word for file in files for word in ("--patch", f"{side}={file}")]
-        for one in result.measures:
-            if one.kind == "option":
-                words += ["--set", f"{one.side}.{one.file}={json.dumps(one.value, ensure_ascii=False)}"]
-        words += [word for one in result.conditions if one.allowed for word in ("--allow", one.name)]
-        words += ["--policy", "seed"] if result.tensors is not None and result.tensors.policy == "seed" else []
-        return fence(shlex.join(words), "sh")
+        words = again.command_again(self._result)
+        return None if words is None else fence(shlex.join(words), "sh")
 
     def compare_again(self) -> Markdown | None:
         directory = self._result.environment.directory

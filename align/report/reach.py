@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from align.findings import WORST_ALONE
 from align.result.schema import Result
+from align.sentences import said
 
 #: Key in the words, and what fills its sentence. Values that start with ``@`` are keys themselves.
 Claim = tuple[str, dict[str, Any]]
@@ -75,16 +76,19 @@ def scope(result: Result) -> list[Claim]:
 
 def _scope(result: Result) -> Iterator[Claim]:
     found = result.scope
+    if result.tokens is None and result.tensors is None and not result.findings:
+        yield "scope.nothing", {}
+        return
     none = "@label.none" if result.verdict == "aligned" else "@label.all_or_unknown"
-    yield _counted("scope.origin", _of(found.origin_layers, None, none), found.layers_of)
+    yield _counted("scope.origin", _numbered("layer", found.origin_layers, none), found.layers_of)
     unknown = "@label.none" if result.tensors else "@label.not_known"
     count = "@label.not_known" if found.checkpoints_beyond is None else found.checkpoints_beyond
-    yield "scope.reached", {"found": _of(found.reached_layers, None, unknown), "count": count}
+    yield "scope.reached", {"found": _numbered("layer", found.reached_layers, unknown), "count": count}
     if result.findings:
         yield "scope.phase", {"phase": f"@{phase_of(result.findings[0])}"}
     every = "@label.every" if result.findings and result.findings[0].kind == "weights" else none
     yield _counted("scope.requests", _of(found.requests, found.requests_of, every), len(found.requests_of))
-    yield _counted("scope.ranks", _of(found.ranks, None, none), len(found.ranks_of))
+    yield _counted("scope.ranks", _numbered("rank", found.ranks, none), len(found.ranks_of))
     if found.rows_of:
         yield ("scope.rows" if found.rows else "scope.no_row"), {"rows": found.rows, "of": found.rows_of}
     if found.worst is not None:
@@ -93,14 +97,22 @@ def _scope(result: Result) -> Iterator[Claim]:
         yield "scope.worst", about
 
 
-def _of(found: Sequence[Any], every: Sequence[Any] | None, otherwise: str) -> str:
+def _of(found: Sequence[Any], every: Sequence[Any] | None, otherwise: str) -> Any:
     if not found:
         return otherwise
-    if every and len(found) == len(every) > 1:
-        return "@label.every"
-    return ", ".join(map(str, found[:_LISTED])) + (f", … ({len(found)})" if len(found) > _LISTED else "")
+    return "@label.every" if every and len(found) == len(every) > 1 else said("reach.list", parts=cut(found))
 
 
-def _counted(key: str, found: str, every: int | None) -> Claim:
+def cut(found: Sequence[Any], limit: int = _LISTED) -> list[str]:
+    """The first of a list as text, and how many there are if that is more."""
+    return [*map(str, found[:limit]), *([f"… ({len(found)})"] if len(found) > limit else [])]
+
+
+def _numbered(what: str, found: Sequence[int], otherwise: str) -> Any:
+    """``rank 0`` or ``layers 1, 2``: a number alone would read as a count."""
+    return said(f"reach.{what}{'' if len(found) == 1 else 's'}", parts=cut(found)) if found else otherwise
+
+
+def _counted(key: str, found: Any, every: int | None) -> Claim:
     """With how many there are, where somebody counted."""
     return (f"{key} of", {"found": found, "of": every}) if every else (key, {"found": found})

@@ -12,9 +12,11 @@ from rich.text import Text
 from align.compare.coverage import Coverage, percent_text
 from align.compare.tensors import CheckpointComparison, TensorComparison
 from align.findings import Finding
+from align.sentences import counted
 
 _SHOWN_LAYERS = 12
 _SHOWN_MISSING = 4
+_SHOWN_ACCUSED = 2
 _STYLES = {"equal": "green", "within": "green", "beyond": "red"}
 _TWO_TESTS = (
     "These are two tests: the table compares the sides, where rounding adds up from layer to layer (wide bounds); an "
@@ -101,8 +103,10 @@ def seed_numbers(one: CheckpointComparison) -> str:
     if metrics.equal:
         return "torch.equal"
     if metrics.rel_l2 is None:
-        return f"{metrics.rows_total} rows differ and must be equal"
+        return f"{counted(metrics.rows_total, 'row')} differ and must be equal"
     passes = {True: "passes", False: "fails", None: "not known"}[one.seed]
+    if metrics.max_abs is None and metrics.max_rel is None and metrics.cosine is None:
+        return f"relative L2 {_number(metrics.rel_l2)}, estimated from digests of {counted(one.rows, 'row')}"
     numbers = ", ".join(
         f"{name} {_number(value)}"
         for name, value in (("max abs", metrics.max_abs), ("max rel", metrics.max_rel), ("cosine", metrics.cosine))
@@ -158,13 +162,19 @@ def _show_layers(
             for index, (_, members, _) in enumerate(rows)
             if any(one.verdict == "beyond" or one in accused for one in members)
         }
-        chosen = [rows[index] for index in sorted(kept)][: 2 * _SHOWN_LAYERS]
+        chosen = sorted(kept)[: 2 * _SHOWN_LAYERS]
     else:
-        chosen = rows
+        chosen = list(range(len(rows)))
     table = Table(title="tensors, worst of each layer", title_justify="left", box=None, pad_edge=False)
     for column in ("where", "equal", "within", "beyond", "not compared", "worst", "relative L2", "verdict"):
-        table.add_column(column, justify="left" if column in ("where", "worst", "verdict") else "right")
-    for place, members, worst in chosen:
+        left = column in ("where", "worst", "verdict")
+        # The verdict is never cut; where there is no room, what stands before it is folded.
+        table.add_column(column, justify="left" if left else "right", no_wrap=column == "verdict", overflow="fold")
+    shown = -1
+    for index in chosen:
+        place, members, worst = rows[index]
+        _gap(table, index - shown - 1)
+        shown = index
         counts = [sum(one.verdict == verdict for one in members) for verdict in ("equal", "within", "beyond")]
         rest = len(members) - sum(counts)
         verdict = "beyond" if counts[2] else "within" if counts[1] else "equal" if counts[0] else "not observable"
@@ -175,23 +185,39 @@ def _show_layers(
             "-" if worst is None or worst.metrics is None else _number(worst.metrics.rel_l2),
             _judged(verdict, members, accused),
         )
+    _gap(table, len(rows) - shown - 1)
     console.print(table)
     if len(chosen) < len(rows):
-        console.print(f"  … {len(rows) - len(chosen)} more layers: --verbose shows them", highlight=False)
+        console.print("  --verbose shows every layer", highlight=False)
+    estimated = [one for one in tensors.checkpoints if one.estimated and one.compared]
+    if estimated:
+        console.print(
+            f"* estimated: {len(estimated)} of {counted(len(tensors.checkpoints), 'checkpoint')} were compared by "
+            f"digests of {max(one.rows for one in estimated)} of {counted(len(tensors.pairing.rows), 'row')}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _gap(table: Table, count: int) -> None:
+    """A row for what is left out, in its place."""
+    if count:
+        table.add_row(Text(f"… {count} more", style="dim"))
 
 
 def _judged(verdict: str, members: Sequence[CheckpointComparison], accused: Sequence[CheckpointComparison]) -> Text:
-    """A layer's verdict, and whether a finding names something in it."""
+    """A layer's verdict, and what findings name in it."""
     text = Text(verdict + _estimated(verdict, members), style=_STYLES.get(verdict, "yellow"))
-    return text.append(", accused", style="bold red") if any(one in accused for one in members) else text
+    names = [one.kind or one.name for one in members if one in accused]
+    if names:
+        more = " …" if len(names) > _SHOWN_ACCUSED else ""
+        text.append(f", accused: {', '.join(names[:_SHOWN_ACCUSED])}{more}", style="bold red")
+    return text
 
 
 def _estimated(verdict: str, members: Sequence[CheckpointComparison]) -> str:
-    """Whether a layer's verdict rests on digests."""
-    decided = [one for one in members if one.verdict == verdict]
-    if not any(one.estimated for one in decided):
-        return ""
-    return " (estimated)" if all(one.estimated for one in decided) else " (partly estimated)"
+    """A mark if a layer's verdict rests on digests, at some of its checkpoints at least."""
+    return "*" if any(one.estimated for one in members if one.verdict == verdict) else ""
 
 
 def _worst(members: Sequence[CheckpointComparison]) -> CheckpointComparison | None:

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from align.case.schema import Case
 from align.models.info import ModelInfo
+from align.report.again import measures, suspects
 from align.report.conditions import show_conditions, show_settings
 from align.report.reach import begin_at
 from align.report.size import size_text
@@ -18,6 +19,7 @@ from align.report.tensors import show_tensors
 from align.report.tokens import show_differences, show_tokens
 from align.run.outcome import Outcome
 from align.run.report import Report
+from align.sentences import said, text_of
 
 #: Presets whose weights are random: what they say is no language.
 RANDOM_MODELS = ("qwen3",)
@@ -52,7 +54,7 @@ def show_summary(
     simulated = any(side.launched is not None and side.launched.simulated for side in outcome.sides.values())
     if not report.conditions:
         show_settings(console, outcome)
-    show_findings(console, report, case.candidate, case.reference, simulated, verbose)
+    show_findings(console, report, case.candidate, case.reference, simulated, verbose, "written")
     traces = " and ".join(str(directory / role) for role in outcome.sides)
     console.print(
         f"run directory: {escape(str(directory))} ({', '.join((*reports, 'result.json'))})",
@@ -77,14 +79,14 @@ def show_comparison(
     """A comparison of two traces; the same words as the joint run's."""
     if generated and "free" in report.comparisons:
         show_tokens(console, report.comparisons["free"], generated, None)
-    show_findings(console, report, *engines, simulated, verbose)
+    show_findings(console, report, *engines, simulated, verbose, "read")
     console.print(f"next: {escape(next_step(report))}", highlight=False, soft_wrap=True)
 
 
 def show_findings(
-    console: Console, report: Report, candidate: str, reference: str, simulated: bool, verbose: bool
+    console: Console, report: Report, candidate: str, reference: str, simulated: bool, verbose: bool, traces: str
 ) -> None:
-    """Everything between the tokens and the next step."""
+    """Everything between the tokens and the next step; ``traces`` says what was done with them."""
     show_differences(console, report.comparisons)
     for one in report.stability:
         noise = "not measured" if one.noise is None else f"{one.noise:.3g}"
@@ -94,8 +96,8 @@ def show_findings(
     if report.tensors is not None:
         show_tensors(console, report.tensors, report.findings, verbose, report.surplus)
     if report.bytes:
-        written = ", ".join(f"{role} {size_text(count)}" for role, count in report.bytes.items())
-        console.print(f"traces written: {written}", highlight=False)
+        sizes = ", ".join(f"{role} {size_text(count)}" for role, count in report.bytes.items())
+        console.print(f"traces {traces}: {sizes}", highlight=False)
     if simulated:
         console.print(
             "numbers are simulated: both engines ran their real code over a simulated NPU; "
@@ -144,7 +146,16 @@ def _headlines(report: Report) -> bool:
 
 
 def sentence(candidate: str, reference: str, report: Report) -> str:
-    """The verdict in words."""
+    """The verdict in words, and what a side alone ran with, without which the verdict may be another."""
+    extras = report.extras
+    found = measures(
+        {side: one.patches for side, one in extras.items()}, {s: tuple(one.options) for s, one in extras.items()}
+    )
+    tail = f"; with {text_of(said('list.semicolon', parts=found))}" if found else ""
+    return _verdict(candidate, reference, report) + tail
+
+
+def _verdict(candidate: str, reference: str, report: Report) -> str:
     pair = f"{candidate} and {reference}"
     if _headlines(report):
         first = report.findings[0]
@@ -204,8 +215,12 @@ def _unjudged_words(report: Report) -> str:
 def next_step(report: Report, repeat: str = "") -> str:
     """What to do now."""
     if report.findings and report.findings[0].next:
-        place = begin_at(report.findings[0])
-        return report.findings[0].next + (f"; begin at {place}" if place else "")
+        first = report.findings[0]
+        place = begin_at(first)
+        given = report.extras.get(first.side or "")
+        suspect = suspects(() if given is None else given.patches, first.side, place)
+        more = "" if suspect is None else f"; {text_of(suspect)}"
+        return first.next + (f"; begin at {place}" if place else "") + more
     if report.verdict == "aligned" and not report.comparisons:
         return (
             "record both engines, so that tokens, conditions and each operator are judged as well: "

@@ -6,14 +6,24 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
-from align.sentences import LANGUAGES, is_said, text_of
+from align.sentences import LANGUAGES, counted, is_said, text_of
 
 __all__ = ["LANGUAGES", "TEMPLATES", "Words", "words_of"]
 
 #: Directory of the templates and words.
 TEMPLATES = Path(__file__).with_name("templates")
+
+
+class _Filler(Formatter):
+    """``{rows:n row}`` is ``1 row`` or ``4 rows``, as in :mod:`align.sentences.said`."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        if format_spec.startswith("n "):
+            return counted(value, format_spec.removeprefix("n "))
+        return super().format_field(value, format_spec)
 
 
 class Words:
@@ -33,7 +43,7 @@ class Words:
 
     def __call__(self, key: str, /, **values: Any) -> str:
         read = {name: text_of(value, self.language) if is_said(value) else value for name, value in values.items()}
-        return self.sentences[key].format(**read)
+        return _Filler().vformat(self.sentences[key], (), read)
 
     def has(self, key: str) -> bool:
         return key in self.sentences

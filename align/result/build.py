@@ -67,6 +67,7 @@ def result_of(
         "source": ground.source,
         "verdict": report.verdict,
         "reason": report.reason,
+        "reason_told": report.reason_told,
         "next": command.next,
         "remarks": list(report.remarks),
         "simulated": ground.simulated,

@@ -94,6 +94,8 @@ class Condition(Documented):
     """Unknown is no pass."""
     why: str
     """What the verdict rests on."""
+    why_told: dict[str, Any] | None = None
+    """The same as data; null in results of an earlier version."""
     mend: str
     """What to do about it."""
     source: str

@@ -109,6 +109,8 @@ class Result(Documented):
     """Exit codes 0, 1 and 2. Any finding is a divergence, also where these prompts' tokens happen to agree."""
     reason: str = ""
     """Why the sides could not be compared; empty if they were."""
+    reason_told: dict[str, Any] | None = None
+    """The same as data; null where it was made as text, or in results of an earlier version."""
     next: str = ""
     """What to do now, one sentence."""
     remarks: list[str] = Field(default_factory=list)

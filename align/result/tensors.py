@@ -106,6 +106,10 @@ class Tensors(Documented):
     """Checkpoints by verdict."""
     rows: int
     """Paired rows: one per request and position. Of files that are compared by name, as many as the longest has."""
+    estimated: int = 0
+    """Checkpoints of which digests alone were compared, so that their distance is an estimate."""
+    estimated_rows: int | None = None
+    """Rows of which there are digests: those of the one that has most; null without such checkpoints."""
     first_divergence: str | None
     """The first checkpoint, layer 0 first, that rounding does not explain."""
     beyond: list[str]
@@ -146,7 +150,10 @@ def tensors_of(report: Report) -> Tensors | None:
     names = [finding.checkpoint or finding.evidence.get("name") for finding in report.findings]
     chosen = [compared.get(name) for name in names if name is not None] + [first, furthest(compared)]
     shown = list({one.name: one for one in chosen if one is not None}.values())[:_SHOWN]
+    estimated = [one for one in compared.checkpoints if one.estimated]
     return Tensors(
+        estimated=len(estimated),
+        estimated_rows=max((one.rows for one in estimated), default=None),
         policy=compared.policy.name,
         floor=_floor(compared),
         counts=dict(sorted(Counter(one.verdict for one in compared.checkpoints).items())),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from align.report.words import words_of
@@ -9,7 +10,7 @@ from align.result.ground import Ground
 from align.result.parts import WalkStep
 from align.result.tokens import first_difference
 from align.run.report import Move, Report
-from align.sentences import raw, said
+from align.sentences import Said, raw, said
 
 #: What a joint run does, unless it ends before.
 PLAN = ("launch", "conditions", "generate", "generate again", "tokens", "record", "compare")
@@ -54,9 +55,14 @@ def _step(stage: str, move: Move, report: Report, ground: Ground, again: bool) -
         stage=stage,
         state="done",
         why=words(why if again and words.has(why) else f"why.{stage}"),
-        found=words(f"found.{stage}", **about) if about else "",
+        found=words(found_key(stage, about), **about) if about else "",
         about={**about, **({"again": True} if again else {})},
     )
+
+
+def found_key(stage: str, about: Mapping[str, Any]) -> str:
+    """Key of the sentence that ``about`` fills."""
+    return f"found.{stage} later" if "later" in about else f"found.{stage}"
 
 
 def _about(stage: str, move: Move, report: Report, ground: Ground) -> dict[str, Any]:
@@ -64,12 +70,17 @@ def _about(stage: str, move: Move, report: Report, ground: Ground) -> dict[str, 
     if stage == "launch":
         if not ground.versions:
             return {}
-        return {"engines": ", ".join(_engine(ground, side) for side in ground.versions)}
+        return {"engines": said("list.comma", parts=[_engine(ground, side) for side in ground.versions])}
     if stage == "conditions":
         if not move.conditions:
             return {}
         rest = [one.name for one in move.conditions if not one.ok]
-        return {"ok": len(move.conditions) - len(rest), "total": len(move.conditions), "others": _names(rest)}
+        # What this stage could not know, and a recording told afterwards.
+        known = {one.name for one in report.conditions if one.verdict != "unknown"}
+        later = [one.name for one in move.conditions if one.verdict == "unknown" and one.name in known]
+        others = [name for name in rest if name not in later]
+        about = {"ok": len(move.conditions) - len(rest), "total": len(move.conditions), "others": _names(others)}
+        return {**about, "later": _names(later)} if later else about
     if stage == "generate again":
         if not report.stability:
             return {}
@@ -113,10 +124,9 @@ def _about(stage: str, move: Move, report: Report, ground: Ground) -> dict[str, 
     return {}
 
 
-def _engine(ground: Ground, side: str) -> str:
+def _engine(ground: Ground, side: str) -> Said:
     name = ground.engines.get(side, side)
-    version = ground.versions[side].get(name)
-    return f"{side} {name}" + ("" if version is None else f" {version}")
+    return said("measured.engine", side=side, name=f"{name} {ground.versions[side].get(name, '')}".rstrip())
 
 
 def _tokens(report: Report, mode: str) -> dict[str, Any]:
@@ -134,7 +144,7 @@ def _tokens(report: Report, mode: str) -> dict[str, Any]:
     }
 
 
-def _names(names: list[str]) -> str:
+def _names(names: list[str]) -> Said | str:
     if not names:
         return "-"
-    return ", ".join(names[:_LISTED]) + (f" … ({len(names)})" if len(names) > _LISTED else "")
+    return said("reach.list", parts=names[:_LISTED] + ([f"… ({len(names)})"] if len(names) > _LISTED else []))

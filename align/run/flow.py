@@ -108,7 +108,10 @@ class Flow:
         self._certifier = Certifier(case, info, structure_or_none(info, case.layout.tp), wishes.allow)
         check_accusations(wishes.accusations, self._structure)
         check_lean(wishes.lean and wishes.tensors, case.layout.tp)
-        self.report = Report(min_coverage=wishes.min_coverage if wishes.tensors else None)
+        self.report = Report(
+            min_coverage=wishes.min_coverage if wishes.tensors else None,
+            extras={role: side.extras for role, side in session.outcome.sides.items()},
+        )
 
     def run(self) -> Report:
         """Run to the verdict.
@@ -125,7 +128,7 @@ class Flow:
                 refuse_uncovered(verdict, report.tensors, report.min_coverage)
             report.verdict = verdict
         except UserError as error:
-            report.reason = error.message
+            report.reason, report.reason_told = error.message, error.told
             raise
         return report
 

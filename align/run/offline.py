@@ -26,6 +26,7 @@ from align.run.diagnose import diagnose_headline
 from align.run.files import refuse_unmatched, refuse_unreadable
 from align.run.judge import DEFAULT_COVERAGE, judge_tensors, refuse_uncovered
 from align.run.manifest import FREE, REPLAY, generations_of, model_info_of, observations_of
+from align.run.plan import SideExtras
 from align.run.report import Report
 from align.run.stability import Stability, Unstable, refuse_unstable
 from align.run.traces import open_recording, place_of, trace_bytes
@@ -90,6 +91,7 @@ class Offline:
                 sides = {role: open_recording(path) for role, path in paths.items()}
             self.manifests = {role: side.manifest for role, side in sides.items()}
             self.report.remarks = _remarks(paths, self.manifests)
+            self.report.extras = {role: _extras(content) for role, content in self.manifests.items()}
             with ExitStack() as stack:
                 traces: dict[str, Trace] = {}
                 for role, side in sides.items():
@@ -105,7 +107,7 @@ class Offline:
                     what = f"no {error}" if isinstance(error, KeyError) else str(error)
                     raise UserError(f"a trace's manifest cannot be used: {what}", _RECORD_AGAIN) from error
         except UserError as error:
-            self.report.reason = error.message
+            self.report.reason, self.report.reason_told = error.message, error.told
             raise
 
     def _tensors_alone(
@@ -186,6 +188,15 @@ class Offline:
         }
         structure = structure_of(info.config, case.layout.tp)
         return evaluate(case, info, structure, facts, stage=RUN, allow=allowed | self._allow)
+
+
+def _extras(content: Mapping[str, Any]) -> SideExtras:
+    """Patches and options that a recording was made with; a manifest that somebody edited may say none."""
+    spec = content.get("spec")
+    options, patches = (spec.get("options"), spec.get("patches")) if isinstance(spec, Mapping) else (None, None)
+    return SideExtras(
+        options if isinstance(options, Mapping) else {}, tuple(map(str, patches)) if isinstance(patches, list) else ()
+    )
 
 
 def _case_of(content: Mapping[str, Any]) -> Case:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from adapters.base import EngineSpec, Observation, RunResult
 from adapters.host import Launched
 from adapters.probe.spec import CaptureSpec
+from align.run.plan import SideExtras
 
 
 @dataclass
@@ -22,6 +23,7 @@ class SideOutcome:
         again: the same once more, to see whether this side repeats itself.
         replay: generation along given ids; the one that was recorded, if any.
         captures: what was asked to be recorded, in order; the last one is what the trace holds.
+        extras: options and patches of this side alone.
     """
 
     engine: str
@@ -32,6 +34,7 @@ class SideOutcome:
     again: RunResult | None = None
     replay: RunResult | None = None
     captures: list[CaptureSpec] = field(default_factory=list)
+    extras: SideExtras = field(default_factory=SideExtras)
 
 
 @dataclass

@@ -11,8 +11,10 @@ from align.compare.tensors import TensorComparison
 from align.compare.tokens import TokenComparison
 from align.conditions import Condition
 from align.findings import Finding
+from align.run.plan import SideExtras
 from align.run.stability import Stability
 from align.run.verdict import Verdict
+from align.sentences import Said
 from align.walk.alone import Alone
 from align.walk.diagnosis import Diagnosis
 from align.walk.recovery import TransplantResult
@@ -41,6 +43,8 @@ class Report:
     Attributes:
         verdict: ``not comparable`` until there is another.
         reason: what stopped the comparison; empty if nothing did.
+        reason_told: the same as a sentence, where whoever stopped it made one.
+        extras: by side, what it alone ran with: patches and options.
         conditions: as judged last.
         stability: of each side.
         comparisons: of tokens, by mode (``free``, ``replay``).
@@ -59,6 +63,8 @@ class Report:
 
     verdict: Verdict = "not comparable"
     reason: str = ""
+    reason_told: Said | None = None
+    extras: dict[str, SideExtras] = field(default_factory=dict)
     conditions: tuple[Condition, ...] = ()
     stability: tuple[Stability, ...] = ()
     comparisons: dict[str, TokenComparison] = field(default_factory=dict)

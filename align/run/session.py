@@ -65,7 +65,12 @@ class Session:
         #: Other names for the stages that a host reports, while the driver knows better.
         self._names: dict[str, str] = {}
         self._closing = False
-        self.outcome = Outcome({role: SideOutcome(interpreters[role].engine) for role in self.roles})
+        self.outcome = Outcome(
+            {
+                role: SideOutcome(interpreters[role].engine, extras=self._extras.get(role, SideExtras()))
+                for role in self.roles
+            }
+        )
 
     def __enter__(self) -> Session:
         for role in self.roles:

@@ -24,6 +24,8 @@ from align.run import guardian
 from align.run.directory import disk_error
 from align.run.plan import own_changes
 from align.run.transport import Host, HostDied, Hosts
+from align.sentences import Said, raw, said, text_of
+from align.sentences import told as told_of
 from envs.profiles import Interpreter
 
 _POLL_SECONDS = 0.2
@@ -175,7 +177,7 @@ class Side:
                 mistake = read_mistake(self.directory)
                 if mistake is not None:
                     raise self._mistaken(method, mistake) from error
-                raise self._failed(f"died during {method}: {error}") from error
+                raise self._failed(said("stopped.died", method=method, what=raw(str(error)))) from error
             self._report(detail)
             if self._abort.is_set():
                 raise Aborted
@@ -187,7 +189,7 @@ class Side:
             dead = None if method == "close" else self._dead_worker()
             if dead is not None:
                 self.kill()
-                raise self._failed(f"lost its worker process {dead} during {method}")
+                raise self._failed(said("stopped.lost", pid=dead, method=method))
             if expired():
                 self.kill()
                 raise self._failed(complaint)
@@ -196,7 +198,9 @@ class Side:
             mistake = Mistake(answer.message, answer.hint) if answer.hint else read_mistake(self.directory)
             if mistake is not None:
                 raise self._mistaken(method, mistake)
-            raise self._failed(f"failed to {method}: {answer.kind}: {answer.message.strip()}")
+            raise self._failed(
+                said("stopped.failed", method=method, what=raw(f"{answer.kind}: {answer.message.strip()}"))
+            )
         return answer
 
     def _dead_worker(self) -> int | None:
@@ -214,19 +218,28 @@ class Side:
 
     def _mistaken(self, method: str, mistake: Mistake) -> SideError:
         """The user has to correct something; the log, whose end is our own stack then, would only hide it."""
+        message = mistake.message.strip()
         return SideError(
-            self.role, f"the {self.role} ({self.engine}) failed to {method}: {mistake.message.strip()}", mistake.hint
+            self.role,
+            f"the {self.role} ({self.engine}) failed to {method}: {message}",
+            mistake.hint,
+            told=self._told(said("stopped.failed", method=method, what=raw(message))),
         )
 
-    def _failed(self, what: str) -> SideError:
+    def _told(self, what: Said) -> Said:
+        return said("stopped.side", side=self.role, engine=self.engine, what=what)
+
+    def _failed(self, what: str | Said) -> SideError:
+        sentence = self._told(told_of(what))
+        what = what if isinstance(what, str) else text_of(what)
         log = self.directory / "engine.log"
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
         tail = tuple(line for line in lines if line.strip())[-_LOG_LINES:]
         told = f"the {self.role} ({self.engine}) {what}"
         disk = self._disk_hint(what)
         if disk:  # all is said, and the log ends with our own stack, or where the disk did
-            return SideError(self.role, told, disk)
-        return SideError(self.role, told, self._what_next(log), tail)
+            return SideError(self.role, told, disk, told=sentence)
+        return SideError(self.role, told, self._what_next(log), tail, sentence)
 
     def _disk_hint(self, what: str) -> str:
         """What to do if the disk is the cause; empty if it is not."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from adapters.base import Generation
 from align.errors import UserError
+from align.sentences import said, text_of
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,22 @@ def refuse_unstable(results: Sequence[Stability]) -> None:
     for result in broken:
         token = result.unstable
         assert token is not None
-        first, second = (("no token" if one is None else str(one)) for one in (token.first, token.second))
+        first, second = ((said("stopped.no_token") if one is None else one) for one in (token.first, token.second))
         lines.append(
-            f"the {result.side} does not repeat itself: request {token.request}, token {token.index} was {first}, "
-            f"then {second}"
+            said(
+                "stopped.unstable_side",
+                side=result.side,
+                request=token.request,
+                index=token.index,
+                first=first,
+                second=second,
+            )
         )
+    told = said("stopped.unstable", sides=lines)
     raise UserError(
-        "not comparable: " + "; ".join(lines),
+        text_of(told),
         "make both sides deterministic, then run again: temperature 0 and top_k 1, warm-up off (it leaves entries "
         "in the KV cache), prefix caching off, no kernel that adds in varying order; if it stays, one request at a "
         "time shows whether the batch matters",
+        told,
     )

@@ -5,6 +5,7 @@ Places of a sentence are those of :meth:`str.format`, and beyond them:
 * a value that is a sentence itself is read in the same language, and a list is joined by what stands behind the colon
   (``{reasons:; }``; without it by a comma);
 * ``{side!w}`` is looked up among the language's words: ``candidate`` is 候选侧 in Chinese;
+* ``{rows:n row}`` is ``1 row`` or ``4 rows``;
 * a number that JSON could not hold is text (``inf``) and stays so whatever format is asked for; ``None`` is ``?``.
 """
 
@@ -20,6 +21,8 @@ from align.sentences.table import Sentences, sentences
 #: ``{"say": KEY, NAME: VALUE, …}``, JSON-able.
 Said = dict[str, Any]
 _KEY = "say"
+#: ``{rows:n row}``.
+_COUNTED = "n "
 #: Chinese has a space beside a name or a number that was filled in, and none between its own characters.
 _BETWEEN = re.compile(r"(?<=[\u4e00-\u9fff]) (?=[\u4e00-\u9fff])")
 
@@ -38,6 +41,11 @@ def raw(text: str) -> Said:
 def told(text: Said | str) -> Said:
     """A sentence as it is; text becomes one that nobody took apart."""
     return raw(text) if isinstance(text, str) else text
+
+
+def counted(value: Any, noun: str) -> str:
+    """A number with its noun: ``1 row``, ``4 rows``."""
+    return f"{value} {noun}{'' if str(value) == '1' else 's'}"
 
 
 def is_said(value: Any) -> bool:
@@ -69,6 +77,8 @@ class _Filler(Formatter):
         return self._table.words.get(str(value), str(value))
 
     def format_field(self, value: Any, format_spec: str) -> Any:
+        if format_spec.startswith(_COUNTED):
+            return counted("?" if value is None else value, format_spec.removeprefix(_COUNTED))
         if is_said(value):
             return text_of(value, self._language)
         if isinstance(value, (list, tuple)):

@@ -45,3 +45,10 @@ def test_the_one_worst_place_is_called_so() -> None:
     assert finding.summary == (
         "Path B (operator precision): operator of the candidate at layers.2.mlp_norm, worst for r3 at position 90."
     )
+
+
+def test_no_second_place_stands_before_those_of_the_evidence() -> None:
+    """The largest element and the worst row are two places; each is named with its test."""
+    what = "rms_norm: an element is off by 5.11 roundings (r1 position 6, channel 156); r3 position 90 is 1.01 times"
+    finding = Finding("B", "operator", "candidate", "x", requests=("r3",), positions=(90,), evidence={"what": what})
+    assert finding.summary == f"Path B (operator precision): operator of the candidate at x: {what}."

@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from align.compare.calls import beside, canonical, operator_differences, reading, with_calls
+from align.compare.calls import beside, canonical, operator_differences, own_shape, reading, with_calls
 from align.compare.rows import Recorded
 from align.findings import Finding
+from align.sentences import text_of
 from align.trace.calls import Argument, Call, CallRecords, OperatorCall
 
 
@@ -70,11 +71,42 @@ def test_one_device_operator_on_both_sides_is_compared_by_name() -> None:
     lengths = [Argument("actual_seq_lengths", "list", value=text) for text in ("1, 2", "3, 4")]
     candidate = call(7, operators=(rope(tensor("input", 1, 7, 8), eps, lengths[0]),))
     reference = call(9, operators=(rope(tensor("input", 9, 8), lengths[1]),))
-    assert operator_differences(candidate, reference) == [
+    assert [text_of(one) for one in operator_differences(candidate, reference)] == [
         "npu::npu_rms_norm epsilon: candidate 1e-05, reference not given, so its default"
     ]
     other = call(9, operators=(OperatorCall("npu::another", (), ()),))
     assert operator_differences(candidate, other) == []
+
+
+def test_questions_about_a_format_are_no_difference() -> None:
+    """Which tensors are asked about, and in which order, says nothing about what is computed."""
+    asked = [OperatorCall("npu::get_npu_format", (), (one,)) for one in (tensor("input", 7, 8), tensor("input", 7))]
+    assert operator_differences(call(7, operators=tuple(asked)), call(7, operators=tuple(asked[::-1]))) == []
+
+
+def test_calls_of_one_operator_are_paired_in_order_or_not_at_all() -> None:
+    narrow, wide = rope(tensor("input", 7, 8)), rope(tensor("input", 7, 16))
+    assert operator_differences(call(7, operators=(narrow, wide)), call(7, operators=(narrow, wide))) == []
+    (one,) = operator_differences(call(7, operators=(narrow, wide)), call(7, operators=(narrow, narrow)))
+    assert text_of(one) == "npu::npu_rms_norm input: candidate bfloat16 T×16, reference bfloat16 T×8"
+    assert text_of(one, "zh") == "npu::npu_rms_norm 的 input：候选侧 bfloat16 T×16，参考侧 bfloat16 T×8"
+    assert operator_differences(call(7, operators=(narrow, wide)), call(7, operators=(narrow,))) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "words"),
+    [
+        ((1, 241, 256), 241, "1×T×256"),
+        ((241, 4, 128), 241, "T×4×128"),
+        ((241,), 241, "T"),
+        ((1024, 256), 7, "1024×256"),
+        ((1, 1, 256), 1, "1×T×256"),
+        ((1, 256), 1, "T×256"),
+        ((), 7, ""),
+    ],
+)
+def test_the_engines_own_shape(shape: tuple[int, ...], rows: int, words: str) -> None:
+    assert own_shape(shape, rows) == words
 
 
 def test_what_to_read_ends_at_the_vendors_operator() -> None:

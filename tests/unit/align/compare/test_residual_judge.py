@@ -169,6 +169,7 @@ def test_a_copy_is_exact_or_beyond(dtype: torch.dtype) -> None:
     found = verdict("identity", recompute.identity(x), changed)
     assert found.verdict == "beyond"
     assert (found.row, found.channel, found.row_name) == (3, 17, ("r0", 3))
+    assert found.worst_by in ("norm", "element")
 
 
 @seeds
@@ -180,7 +181,7 @@ def test_a_norm_times_1_01_is_named(kernel: Callable[..., Tensor], seed: int) ->
     assert found.verdict == "beyond"
     assert found.gain_token is not None
     assert 1.008 < 1 + found.gain_token.value < 1.012
-    assert found.row_name is not None
+    assert found.row_name is not None and found.worst_by == "gain"
     assert f"{found.row_name[0]} position {found.row_name[1]} is {1 + found.gain_token.value:.5g} times" in found.why
 
 

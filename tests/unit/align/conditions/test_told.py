@@ -9,6 +9,7 @@ import pytest
 from align.conditions import refuse, with_configuration
 from align.conditions.told import configuration_findings
 from align.findings import Finding
+from align.sentences import text_of
 from tests.unit.align.conditions.condition_sides import FALSE, judged, side
 
 ROPE = FALSE["rope_frequencies"]
@@ -36,6 +37,10 @@ def test_what_nobody_asked_for_is_a_finding() -> None:
     (said,) = norm.evidence["conditions"]
     assert (said["condition"], said["requested"], said["observed"]) == ("norm_eps", 1e-6, 0.001)
     assert "norm_eps" in norm.evidence["what"] and said["where"] in norm.next
+    assert norm.evidence["what"] == text_of(norm.evidence["sentence"])
+    assert text_of(rope.evidence["sentence"], "zh").startswith(
+        "运行中引擎的 rope_frequencies 与 config.json 不同：参考侧：通道 "
+    )
 
 
 def test_what_an_option_asked_for_stops() -> None:

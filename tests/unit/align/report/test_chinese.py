@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
+from align.conditions.told import configuration_findings
+from align.errors import SideError
 from align.report.document import render
 from align.result.schema import Result
 from align.result.walked import AloneTried, Diagnosed, FaultFit, OracleSide
-from align.sentences import said
+from align.sentences import said, text_of
+from tests.unit.align.conditions.condition_sides import FALSE, judged
+from tests.unit.align.conditions.condition_sides import side as side_of
 from tests.unit.align.result import made
 from tests.unit.align.run import recordings
 
@@ -169,8 +173,56 @@ def test_one_phase_is_told_everywhere(result: Result) -> None:
 def test_conditions_and_reasons_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made.Run(tmp_path / "run", monkeypatch, conditions=(recordings.condition("false"),)).go()
     text = render(run.result(), "zh")
-    assert "原因：原文：" in text
+    assert "原因：以下条件不成立：eager\n" in text
+    assert "下一步：按“根因分析”一节的处理方法修正这些条件，或不顾它们继续：\\--allow eager" in text
+    assert "原文：because" in text, "made as text, as in an earlier version"
     assert "处理：原文：switch it on" in text
+
+
+def test_a_condition_that_is_judged_is_told_in_chinese(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = judged(reference=side_of("vllm", {"chunked_prefill": True}))
+    run = made.Run(tmp_path / "run", monkeypatch, conditions=(found["chunked_prefill"],)).go()
+    text = cause(render(run.result(), "zh"))
+    assert "条件 chunked_prefill" in text
+    assert "参考侧：处于开启状态。处理：vllm：enable_chunked_prefill False；" in text
+    assert "原文" not in text
+
+
+def test_why_a_side_failed_is_told_in_chinese(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made.Run(tmp_path / "run", monkeypatch)
+    told = said(
+        "stopped.side", side="candidate", engine="lmdeploy", what=said("stopped.lost", pid=7, method="generate")
+    )
+    run.session.failure = SideError("candidate", text_of(told), "correct the patch", told=told)
+    result = run.go().result()
+    assert result.reason == "the candidate (lmdeploy) lost its worker process 7 during generate"
+    text = render(result.model_copy(update={"next": "correct the patch"}), "zh")
+    assert "原因：候选侧（lmdeploy）出错：在生成期间失去工作进程 7\n" in text
+    assert "下一步：修正补丁\n" in text
+    assert "下一步：原文：go\n" in render(result, "zh")
+
+
+def test_a_configuration_that_differs_is_told_in_chinese(result: Result) -> None:
+    (finding,) = configuration_findings(judged(reference=side_of("vllm", FALSE["norm_eps"])).values())
+    plain = result.findings[0].model_validate(finding.to_dict())
+    text = cause(render(result.model_copy(update={"findings": [plain], "transplants": [], "diagnosis": None}), "zh"))
+    assert "参考侧运行中的引擎所用配置与 checkpoint 的 config.json 不同：norm_eps。" in text
+    assert "证据：运行中引擎的 norm_eps 与 config.json 不同：参考侧：norm_eps 为 0.001" in text
+    assert "下一步：阅读参考侧如何由配置设定 " in text
+    assert "种子文档 003 路径 B；设计文档第 5 节" in text
+    assert "原文" not in text and "configuration，" not in text
+
+
+def test_no_half_width_marks_between_chinese(result: Result) -> None:
+    assert result.symptom is not None
+    seen = result.symptom.model_copy(update={"suggested": ["B"], "found": ["B", "FA"], "agree": True})
+    read = [{"what": "Impl class", "place": "a.py:3"}, {"what": "vendor operator", "place": "b.py:4"}]
+    evidence = {**result.findings[0].evidence, "read": {"candidate": read}}
+    first = result.findings[0].model_copy(update={"evidence": evidence})
+    text = render(result.model_copy(update={"symptom": seen, "findings": [first]}), "zh")
+    assert "实际定位到路径 B、FA，两者一致" in text
+    assert "Impl 类 a.py:3；厂商算子 b.py:4\n" in text
+    assert "（0.001，超出种子文档阈值）" in text
 
 
 def test_what_a_seed_is_is_said_before_the_word_is_used(result: Result) -> None:

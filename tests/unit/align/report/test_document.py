@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
 
-from align.errors import UserError
+from align.cli.commands import run_command
+from align.errors import SideError, UserError
+from align.report import again
 from align.report.document import language, number, render
 from align.result.build import Command, result_of
 from align.result.facts import Answers
@@ -104,8 +107,8 @@ def test_a_divergence_has_evidence_bounds_and_scope(tmp_path: Path, monkeypatch:
     assert "layers.1.mlp.up" in section(text, "Root cause")
     assert "align explain" in section(text, "Root cause")
     scope = section(text, "Scope of effect")
-    assert "* Layers where it begins: 1 (layers compared: 2)\n" in scope
-    assert "* Layers where the two sides differ by more than rounding: 1 (checkpoints: 1)\n" in scope
+    assert "* Layers where it begins: layer 1 (of 2 compared)\n" in scope
+    assert "* Layers where the two sides differ by more than rounding: layer 1 (checkpoints: 1)\n" in scope
     assert "Precision: not passed" in section(text, "Verification")
     assert result.tensors is not None
     shown = next(one for one in result.tensors.shown if one.name == "layers.1.mlp.up")
@@ -195,3 +198,120 @@ def test_remarks_and_rows_computed_ahead_are_told(tmp_path: Path, monkeypatch: p
     assert "候选侧超前计算、并未要求的行：4 行。" in section(chinese, "修复验证")
     run.report.remarks, run.report.surplus = (), {"candidate": 0, "reference": 0}
     assert "ahead" not in clean(run.result(), "en")
+
+
+def test_the_same_run_again_has_every_option_that_changes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = (
+        "align", "run", "--model", "x", "--tp", "1", "--out", "there", "--lean", "--floor=none", "--capture",
+        "layers.1.*", "--capture", "logits", "--values-budget", "64", "--min-coverage", "90", "--policy", "seed",
+        "--allow", "soc", "--no-confirm", "--confirm", "candidate:layers.1.mlp.up", "--lang", "zh", "--quiet",
+    )  # fmt: skip
+    result = made.Run(tmp_path / "run", monkeypatch).go().result(argv=typed)
+    words = again.command_again(result)
+    assert words is not None
+    assert words[:4] == ["align", "run", "--case", f"{tmp_path / 'run'}/case.json"]
+    assert words[4:] == [
+        "--lean", "--floor", "none", "--capture", "layers.1.*", "--capture", "logits", "--values-budget", "64",
+        "--min-coverage", "90", "--policy", "seed", "--allow", "soc", "--no-confirm", "--confirm",
+        "candidate:layers.1.mlp.up",
+    ]  # fmt: skip
+    assert " --lean --floor none " in section(clean(result, "en"), "How to reproduce")
+
+
+def test_no_option_that_changes_a_run_is_forgotten() -> None:
+    """What makes the case is in its file, and what only shows or keeps it changes nothing."""
+    case = {"model", "prompts", "case", "only", "dtype", "tp", "dp", "ep", "ladder", "max_new_tokens", "block_size"}
+    case |= {"numerics", "device", "set_", "patch"}  # said by other parts of the result
+    shown = {"out", "symptom", "onset", "batching", "stage", "baseline", "interactive", "lang", "dry_run", "json"}
+    shown |= {"quiet", "verbose", "debug"}
+    names = set(inspect.signature(run_command).parameters) - case - shown
+    kept = {name.removeprefix("--").replace("-", "_") for name in (*again.WITH_VALUE, *again.FLAGS)}
+    assert names == kept
+
+
+def test_a_verdict_with_a_patch_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extras = {
+        "candidate": SideExtras({"x": 5, "y": 6}, ("/p/fix.py",)),
+        "reference": SideExtras({}, ("/a.py", "/b.py")),
+    }
+    result = made.Run(tmp_path / "run", monkeypatch, made.wrong_up, extras=extras).go().result()
+    line = clean(result, "en").splitlines()[4]
+    assert line == (
+        "This is the verdict with a patch on the candidate: fix.py; patches on the reference: a.py, b.py; "
+        "options of the candidate: x, y."
+    )
+    assert "候选侧的补丁 fix.py；参考侧的补丁 a.py、b.py；候选侧的选项 x、y" in clean(result, "zh").splitlines()[4]
+    plain = made.Run(tmp_path / "plain", monkeypatch).go().result()
+    assert "verdict with" not in clean(plain, "en")
+
+
+def test_a_patch_of_the_accused_side_is_a_suspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extras = {"reference": SideExtras({}, ("/p/row.py",))}
+    result = made.Run(tmp_path / "run", monkeypatch, made.wrong_up, extras=extras).go().result()
+    found = {"kind": "weights", "side": "reference", "evidence": {"parameter": "w.weight"}}
+    first = result.findings[0].model_copy(update=found)
+    text = clean(result.model_copy(update={"findings": [first]}), "en")
+    assert text.count("See how the reference loads w.weight; a patch is active on the reference: row.py.") == 2
+    other = first.model_copy(update={"side": "candidate"})
+    assert "a patch is active" not in clean(result.model_copy(update={"findings": [other]}), "en")
+    assert again.suspects(["/p/row.py"], "reference", "/p/row.py:7") is None, "the place names it already"
+
+
+def test_a_run_that_failed_before_anything_says_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made.Run(tmp_path / "run", monkeypatch, extras={"candidate": SideExtras({}, ("/p/raises.py",))})
+    run.session.failure = SideError("candidate", "the candidate died", "correct the patch")
+    text = clean(run.go().result(), "en")
+    for filler in ("the tokens alone were compared", "All numbers are simulated", "or not known", "measures ran in"):
+        assert filler not in text
+    assert section(text, "Scope of effect").strip() == "* Nothing was compared, so that nothing is known of it."
+    assert "* Tensors.\n" in section(text, "What was not checked")
+    assert "The run was given a patch on the candidate: raises.py." in text
+    assert "ended before anything was compared" in section(text, "Measures")
+
+
+def test_estimates_from_digests_are_said_to_be_estimates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = made.Run(tmp_path / "run", monkeypatch, made.wrong_up).go().result()
+    assert result.tensors is not None and result.tensors.estimated == 0
+    assert "by digests" not in clean(result, "en")
+    shown = [one.model_copy(update={"estimated": True}) for one in result.tensors.shown]
+    lean = result.tensors.model_copy(update={"estimated": 39, "estimated_rows": 3, "shown": shown})
+    text = clean(result.model_copy(update={"tensors": lean}), "en")
+    assert "39 of 40 checkpoints were compared by digests (random projections) of 3 of 7 rows" in section(
+        text, "Verification"
+    )
+    assert "| layers.1.mlp.up | beyond, estimated, **accused**" in text
+    assert "only digests of 3 of 7 rows were compared" in section(text, "What was not checked")
+    assert "39 个仅凭 7 行中 3 行的摘要" in clean(result.model_copy(update={"tensors": lean}), "zh")
+
+
+def test_the_table_says_which_checkpoints_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = made.Run(tmp_path / "run", monkeypatch, made.wrong_up).go().result()
+    assert result.tensors is not None
+    text = section(clean(result, "en"), "Verification")
+    assert f"The table shows {len(result.tensors.shown)} of 40 checkpoints: those that a finding names" in text
+
+
+@pytest.mark.parametrize(
+    ("test", "label"),
+    [("gain", "Worst place by a row's factor"), ("element", "Worst place by a single element"), ("", "Worst place (")],
+)
+def test_the_worst_place_says_by_which_test(
+    test: str, label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = made.Run(tmp_path / "run", monkeypatch, made.wrong_up).go().result()
+    evidence = {**result.findings[0].evidence, "worst_by": test}
+    found = {"kind": "operator", "requests": ["r0"], "positions": [1], "evidence": evidence}
+    text = clean(result.model_copy(update={"findings": [result.findings[0].model_copy(update=found)]}), "en")
+    assert f"   * {label}" in section(text, "Root cause")
+
+
+def test_a_call_shows_the_engines_own_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = made.Run(tmp_path / "run", monkeypatch, made.wrong_up).go().result()
+    argument = {
+        "name": "x", "type": "Tensor", "mark": "", "dtype": "bfloat16", "shape": [1, 241, 256], "form": "T×256",
+        "strides": [61696, 256, 1], "device": "npu", "format": 2,
+    }  # fmt: skip
+    evidence = {**result.findings[0].evidence, "calls": {"candidate": {"rows": 241, "arguments": [argument]}}}
+    first = result.findings[0].model_copy(update={"evidence": evidence})
+    text = render(result.model_copy(update={"findings": [first]}))
+    assert "| candidate | 0 | x | bfloat16 | 1×T×256 | 61696 256 1 |  |" in text

@@ -53,6 +53,19 @@ def test_long_prompts_are_cut_unless_verbose() -> None:
         assert "40" in joined
 
 
+def test_a_special_token_is_counted_and_the_end_of_a_text_is_shown() -> None:
+    token, other = SpecialToken(0, 1, "<s>", "template"), SpecialToken(2, 2, "</s>", "template")
+    rendered = "<s>user " + "word " * 60 + "</s><s>assistant\n"
+    console, out = screen()
+    prompts.show_prompts(console, [prompt(special=(token, other, token, token), rendered=rendered)], verbose=False)
+    text = out.getvalue()
+    assert "<s>=1 ×3 </s>=2" in " ".join(text.split())
+    assert text.count("<s>=1") == 1
+    assert "'<s>user word" in text
+    assert "</s><s>assistant\\n'" in text, "where the model begins to answer"
+    assert " … " in text
+
+
 @given(st.lists(st.integers(0, 10**6), max_size=40), st.integers(2, 20))
 def test_ids_keep_both_ends(ids: list[int], limit: int) -> None:
     words = prompts.ids_text(ids, limit).split()

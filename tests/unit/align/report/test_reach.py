@@ -67,17 +67,21 @@ def test_scope_is_told_apart_from_the_worst_place(tmp_path: Path, monkeypatch: p
         worst=WorstPlace(checkpoint="layers.1.x", request="r3", position=9),
     )  # fmt: skip
     told = reach.scope(result.model_copy(update={"scope": scope}))
-    lines = [words_of("en")(key, **{name: str(value) for name, value in values.items()}) for key, values in told]
-    assert "Layers where it begins: 1 (layers compared: 2)" in lines
-    assert "Requests that show it: r1, r3 (compared: 3)" in lines
-    assert "Ranks that show it: 0 (looked at: 2)" in lines
+    lines = [words_of("en")(key, **values) for key, values in told]
+    assert "Layers where it begins: layer 1 (of 2 compared)" in lines
+    assert "Requests that show it: r1, r3 (of 3 compared)" in lines
+    assert "Ranks that show it: rank 0 (of 2)" in lines
     assert "Rows that show it by themselves: 61 of the 64 that were recomputed" in lines
-    assert lines[-1].startswith("Where it is largest: r3 at position 9, layers.1.x.")
+    assert lines[-1].startswith("The row that shows it most: r3 at position 9, layers.1.x.")
     assert lines[-1].endswith("not the scope.")
     every = dict(
         reach.scope(result.model_copy(update={"scope": scope.model_copy(update={"requests_of": ["r1", "r3"]})}))
     )
     assert every["scope.requests of"]["found"] == "@label.every"
     unknown = dict(reach.scope(result.model_copy(update={"scope": Scope(requests=["r1"])})))
-    assert unknown["scope.requests"] == {"found": "r1"}
+    assert words_of("en")("scope.requests", **unknown["scope.requests"]) == "Requests that show it: r1"
+    chinese = [words_of("zh")(key, **values) for key, values in told]
+    assert "出错起点：第 1 层（共比较 2 层）" in chinese
+    assert "出现问题的请求：r1、r3（共比较 3 个）" in chinese
+    assert "出现问题的 rank：rank 0（共 2 个）" in chinese
     assert "scope.rows" not in unknown and "scope.worst" not in unknown

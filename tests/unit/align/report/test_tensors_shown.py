@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from align.checkpoints.table import structure_of
+from align.compare.metrics import Metrics
 from align.compare.policy import TensorPolicy
 from align.compare.tensors import CheckpointComparison, TensorComparison, compare_traces
 from align.findings import Finding
@@ -77,7 +78,7 @@ def test_an_accused_row_is_marked_although_it_is_within(tmp_path: Path) -> None:
 
     found = compared(tmp_path, nudge)
     said = text(found, Finding("B", "operator", side="candidate", checkpoint="layers.1.mlp.gate"))
-    assert row(said, "layer 1")[-2:] == ["within,", "accused"]
+    assert row(said, "layer 1")[-3:] == ["within,", "accused:", "mlp.gate"]
     assert row(said, "layer 0")[-1] == "equal"
     assert "accused: layers.1.mlp.gate (within). These are two tests" in said
     assert "accused" not in text(found)
@@ -88,7 +89,7 @@ def test_an_accused_row_that_is_beyond_needs_no_explanation(tmp_path: Path) -> N
         tensors["layers.1.mlp.gate"] = tensors["layers.1.mlp.gate"] * 2
 
     said = text(compared(tmp_path, double), Finding("B", "operator", checkpoint="layers.1.mlp.gate"))
-    assert row(said, "layer 1")[-2:] == ["beyond,", "accused"]
+    assert row(said, "layer 1")[-3:] == ["beyond,", "accused:", "mlp.gate"]
     assert "two tests" not in said
 
 
@@ -96,7 +97,10 @@ def test_an_accused_layer_in_the_middle_is_shown(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(traces.CONFIG, "num_hidden_layers", 30)
     found = compared(tmp_path)
     assert "layer 17" not in text(found)
-    assert row(text(found, Finding("B", "weights", checkpoint="layers.17.mlp.up")), "layer 17")[-1] == "accused"
+    assert row(text(found, Finding("B", "weights", checkpoint="layers.17.mlp.up")), "layer 17")[-2:] == [
+        "accused:",
+        "mlp.up",
+    ]
 
 
 def test_what_was_not_observed_is_no_pass(tmp_path: Path) -> None:
@@ -138,7 +142,13 @@ def test_many_layers_show_both_ends_and_what_is_beyond(tmp_path: Path, monkeypat
     said = text(found)
     assert row(said, "layer 17")[-1] == "beyond"
     assert "layer 16" not in said
-    assert "… 25 more layers: --verbose shows them" in said
+    lines = said.splitlines()
+    where = [line.split("  ")[0] for line in lines[next(i for i, one in enumerate(lines) if "where" in one) + 1 :]]
+    assert where[:10] == [
+        "embed", "layer 0", "layer 1", "layer 2", "… 14 more", "layer 17", "… 11 more", "layer 29", "final_in",
+        "final_norm",
+    ]  # fmt: skip
+    assert "--verbose shows every layer" in said and "--verbose" not in text(found, verbose=True)
     assert "layer 16" in text(found, verbose=True)
 
 
@@ -154,7 +164,22 @@ def test_rows_without_a_partner_are_counted_by_reason(tmp_path: Path) -> None:
 
 def test_a_verdict_that_rests_on_digests_says_so() -> None:
     near = CheckpointComparison("layers.0.attn.q", "within", "", layer=0, estimated=True)
-    assert shown._estimated("within", [near]) == " (estimated)"
+    assert shown._estimated("within", [near]) == "*"
     far = replace(near, verdict="beyond", estimated=False)
     assert shown._estimated("beyond", [near, far]) == ""
-    assert shown._estimated("within", [near, replace(near, estimated=False)]) == " (partly estimated)"
+    assert shown._estimated("within", [near, replace(near, estimated=False)]) == "*"
+
+
+def test_digests_alone_are_one_short_sentence_and_no_cut_cell(tmp_path: Path) -> None:
+    whole = compared(tmp_path)
+    metrics = Metrics(False, None, None, 0.0017, None, None, None, None, 0, 0)
+    ones = [replace(one, verdict="within", metrics=metrics, estimated=True, rows=3) for one in whole.checkpoints]
+    lean = replace(whole, checkpoints=tuple(ones))
+    out = io.StringIO()
+    accused = Finding("B", "operator", side="candidate", checkpoint="layers.1.mlp.gate")
+    shown.show_tensors(Console(file=out, width=80, emoji=False), lean, [accused])
+    said = out.getvalue()
+    assert "layers.1.mlp.gate: relative L2 0.0017, estimated from digests of 3 rows" in said
+    assert "not known" not in said
+    assert row(said, "layer 1")[-3:] == ["within*,", "accused:", "mlp.gate"]
+    assert "* estimated: 40 of 40 checkpoints were compared by digests of 3 of 7 rows" in said

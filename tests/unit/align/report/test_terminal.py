@@ -19,6 +19,7 @@ from align.conditions import Condition
 from align.findings import Finding
 from align.report import terminal
 from align.run.outcome import Outcome, SideOutcome
+from align.run.plan import SideExtras
 from align.run.report import Report
 from align.run.stability import Stability
 from tests.unit.align.run import fakes
@@ -294,3 +295,38 @@ def test_stability_and_bytes_are_stated() -> None:
     assert "the candidate repeats its tokens; run-to-run noise of its logprobs: 0\n" in text
     assert "the reference repeats its tokens; run-to-run noise of its logprobs: not measured" in text
     assert "traces written: candidate 20.3 MB, reference 999 B" in text
+
+
+def test_a_comparison_wrote_nothing() -> None:
+    same = [run("a", (1,))]
+    found = report(same, same)
+    found.bytes = {"candidate": 999}
+    console, out = screen()
+    terminal.show_comparison(console, ("lmdeploy", "vllm"), found, True, {})
+    assert "traces read: candidate 999 B" in out.getvalue()
+    assert "written" not in out.getvalue()
+
+
+def test_a_verdict_with_patches_and_options_says_so() -> None:
+    same = [run("a", (1,))]
+    found = report(same, same)
+    found.extras = {"candidate": SideExtras({}, ("/p/bigger.py",)), "reference": SideExtras({"block_size": 64})}
+    told = "; with a patch on the candidate: bigger.py; an option of the reference: block_size"
+    assert terminal.sentence("lmdeploy", "vllm", found).endswith(told)
+    assert told in shown(found, same, same)
+    assert "; with" not in terminal.sentence("lmdeploy", "vllm", report(same, same))
+
+
+def test_a_patch_of_the_accused_side_is_named_in_the_next_step() -> None:
+    same = [run("a", (1,))]
+    weights = Finding("B", "weights", side="reference", next="see how the reference loads w")
+    found = report(same, same, (weights,))
+    found.extras = {"reference": SideExtras({}, ("/p/row.py",)), "candidate": SideExtras()}
+    assert terminal.next_step(found) == "see how the reference loads w; a patch is active on the reference: row.py"
+    found.findings = (replace(weights, side="candidate", next="see"),)
+    assert terminal.next_step(found) == "see"
+
+
+def test_one_request_is_one() -> None:
+    same = [run("a", (1,))]
+    assert "1 greedy token for 1 request" in terminal.sentence("x", "y", report(same, same))

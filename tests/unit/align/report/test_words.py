@@ -7,6 +7,7 @@ from string import Formatter
 
 import pytest
 
+from align.conditions.table import TABLE
 from align.report.words import LANGUAGES, TEMPLATES, words_of
 from align.run.report import Report
 
@@ -45,9 +46,23 @@ def test_every_stage_has_its_words() -> None:
     assert [move.stage for move in report.moves] == stages
 
 
+def test_mends_are_those_of_the_conditions() -> None:
+    said = {key.removeprefix("mend.") for key in words_of("en").sentences if key.startswith("mend.")}
+    assert said == {row.mend for row in TABLE}
+
+
+@pytest.mark.parametrize("group", ["mend", "hint"])
+def test_a_text_that_is_its_own_key_says_itself(group: str) -> None:
+    own = {key: text for key, text in words_of("en").sentences.items() if key.startswith(f"{group}.")}
+    assert own
+    assert all(key == f"{group}.{text}" for key, text in own.items())
+
+
 def test_words_are_filled_or_refused() -> None:
     words = words_of("en")
     assert words("found.launch", engines="a {b}") == "a {b}"
+    assert words("about.tokens", tokens=1) == "1 token"
+    assert words("about.tokens", tokens="48") == "48 tokens"
     assert words.word("value", "first token") == "the first token, so prefill"
     assert words.word("value", "whatever the user said") == "whatever the user said"
     with pytest.raises(KeyError):

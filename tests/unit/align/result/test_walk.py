@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from align.errors import SideError
+from align.report.document import render
+from align.report.words import words_of
 from align.result.parts import WalkStep
+from align.result.walk import walk_of
 from align.run.flow import Wishes
 from tests.unit.align.result import made
 from tests.unit.align.run import recordings
@@ -59,3 +63,29 @@ def test_a_side_that_does_not_repeat_itself_ends_it(tmp_path: Path, monkeypatch:
     step = next(step for step in walk if step.stage == "generate again")
     assert step.state == "stopped"
     assert "1 of 2 sides repeat" in step.found
+
+
+def test_what_only_the_recording_tells_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made.Run(tmp_path / "run", monkeypatch).go()
+    early = (
+        recordings.condition("ok"),
+        recordings.condition("unknown", "token_ids"),
+        recordings.condition("false", "x"),
+    )
+    run.report.conditions = (early[0], recordings.condition("ok", "token_ids"), early[2])
+    run.report.moves = [replace(run.report.moves[0], stage="conditions", conditions=early)]
+    result = run.result()
+    step = result.walk[0]
+    assert step.found == "1 of 3 hold; the others: x; judged after the recording: token_ids"
+    assert step.found in render(result)
+    assert "3 项中 1 项成立；其余：x；记录之后才判定：token_ids" in render(result, "zh")
+    run.report.conditions = early
+    assert run.result().walk[0].found == "1 of 3 hold; the others: token_ids, x"
+
+
+def test_engines_are_told_in_either_language(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made.Run(tmp_path / "run", monkeypatch).go()
+    ground = replace(run.ground(), versions={"candidate": {"lmdeploy": "0.12.2"}, "reference": {}})
+    step = walk_of(run.report, ground)[0]
+    assert step.found == "candidate lmdeploy 0.12.2, reference vllm"
+    assert words_of("zh")("found.launch", **step.about) == "候选侧 lmdeploy 0.12.2，参考侧 vllm"

@@ -16,7 +16,9 @@ from align.errors import SideError, UserError
 from align.run import certify, offline
 from align.run.flow import Flow, Wishes
 from align.run.offline import Offline
+from align.run.plan import SideExtras
 from align.run.record import report_record, run_record
+from align.sentences import text_of
 from tests.unit.align.compare import traces
 from tests.unit.align.run import recordings
 from tests.unit.align.run.recordings import Scripted
@@ -356,3 +358,20 @@ def test_manifests_hold_the_side(session: Scripted, role: str) -> None:
     assert content["requests"][0] == {"name": "r0", "prompt_len": 3, "token_ids": [5, 6, 7]}
     assert content["checkpoint_files"] == {"model.safetensors": "00"}
     assert content["capture"]["values"] == ["*"]
+
+
+def test_the_report_knows_what_each_side_ran_with(session: Scripted) -> None:
+    session.outcome.sides["candidate"].extras = SideExtras({"x": 5}, ("/p/fix.py",))
+    report = Flow(session, recordings.case(), recordings.info(), Wishes(tensors=False)).run()  # type: ignore[arg-type]
+    assert report.extras["candidate"].patches == ("/p/fix.py",)
+    assert not report.extras["reference"].options
+
+
+def test_what_stopped_a_run_is_kept_as_data(session: Scripted) -> None:
+    session.runs["candidate"]["again"] = recordings.generations({"r0": (1, 9), "r1": (3, 4)})
+    flow = Flow(session, recordings.case(), recordings.info(), Wishes())  # type: ignore[arg-type]
+    with pytest.raises(UserError):
+        flow.run()
+    told = flow.report.reason_told
+    assert told is not None and text_of(told) == flow.report.reason
+    assert text_of(told, "zh").startswith("无法比较：候选侧不能重复自身：请求 r0 的第 1 个 token 先为 ")

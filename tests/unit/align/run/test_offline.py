@@ -352,3 +352,13 @@ def test_bytes_of_a_trace(tmp_path: Path) -> None:
     recordings.write_trace(tmp_path, CaptureSpec(str(tmp_path)))
     files = [path for path in (tmp_path / "rank0").iterdir() if path.is_file()]
     assert trace_bytes(tmp_path) == sum(path.stat().st_size for path in files) > 0
+
+
+def test_what_a_recording_was_made_with_is_known(run: Path) -> None:
+    def patched(content: dict[str, Any]) -> None:
+        content["spec"] = {**content["spec"], "patches": ["/p/fix.py"], "options": {"x": 5}}
+
+    edit_manifest(run, "candidate", patched)
+    extras = compare(run / "candidate", run / "reference").report.extras
+    assert (extras["candidate"].patches, dict(extras["candidate"].options)) == (("/p/fix.py",), {"x": 5})
+    assert not extras["reference"].patches

@@ -308,6 +308,7 @@ def test_one_side_alone(tmp_path: Path, log: list[str]) -> None:
         fakes.case(decoding=Decoding(max_new_tokens=2)), fakes.info(), {"reference": interpreter}, tmp_path, Limits(),
         Watcher(), extras, hosts, {"reference": tmp_path / "engine"},
     )  # fmt: skip
+    assert session.outcome.sides["reference"].extras == extras["reference"]
     with session:
         session.launch()
         session.generate()

@@ -8,7 +8,7 @@ from string import Formatter
 
 import pytest
 
-from align.sentences import LANGUAGES, is_said, raw, said, sentences, text_of, told
+from align.sentences import LANGUAGES, counted, is_said, raw, said, sentences, text_of, told
 from envs.home import REPOSITORY
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -27,7 +27,7 @@ def test_both_languages_say_the_same_things() -> None:
     for key, sentence in english.items():
         assert places(sentence) == places(chinese[key]), key
         assert not CHINESE.search(sentence), key
-        own = re.sub(r"\{[^}]*\}|L2|rank|token|head|logprob|NaN", "", sentence)
+        own = re.sub(r"\{[^}]*\}|L2|rank|token|head|logprob|NaN", "", sentence.replace("ranks", "rank"))
         assert WORDLESS.match(own) or CHINESE.search(chinese[key]), key
 
 
@@ -88,3 +88,11 @@ def test_no_space_between_chinese_characters() -> None:
     assert text_of(said("fit.factor", subject=said("fit.one", what="channel", index=4), ratio="2"), "zh") == (
         "通道 4 为期望值的 2 倍"
     )
+
+
+def test_counted_things_have_their_number() -> None:
+    some = said("finding.weights", parameter="w", live="", rows_total=1, rows=[17], more="", holds="")
+    assert text_of(some) == "w differs from the checkpoint in 1 row: 17"
+    assert "in 3 rows" in text_of({**some, "rows_total": 3})
+    assert text_of(some, "zh") == "w 与 checkpoint 有 1 行不同：17"
+    assert [counted(one, "request") for one in (0, 1, "1", 2)] == ["0 requests", "1 request", "1 request", "2 requests"]
