@@ -1,0 +1,183 @@
+"""From wrongs to findings of path A, with evidence that can be followed by hand.
+
+The evidence shows the block in question before and after, one line per offset with owner and position; the formula that
+was expected, with its numbers; and what was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from align.checkpoints.table import kinds
+from align.findings import Finding, told
+from align.ledger.at import OF_READS
+from align.ledger.table import checks
+from align.ledger.types import NONE
+from align.ledger.wrong import Page, Place, Wrong
+from align.sentences import Said, said
+
+#: The checkpoint that path A's findings stand at.
+_SLOTS = "attn.kv_start_indices"
+#: Kinds that are wrong in themselves, whatever the cache holds.
+_ARGUMENTS = ("index_count", "index_dtype", "table_shape", "wrong_q_len", "not_cumulative", "dirty_cache")
+#: How many further wrongs of one kind a finding lists.
+LISTED = 16
+
+
+def findings(wrongs: Sequence[Wrong], side: str | None = None) -> list[Finding]:
+    """One finding per kind, the first in time first.
+
+    Args:
+        side: ``candidate`` or ``reference``: whose cache it was.
+    """
+    groups: dict[str, list[Wrong]] = {}
+    for wrong in sorted(wrongs, key=lambda one: (one.step, one.layer, one.rank)):
+        groups.setdefault(wrong.kind, []).append(wrong)
+    return [_finding(group, side) for group in groups.values()]
+
+
+def _finding(group: Sequence[Wrong], side: str | None) -> Finding:
+    first, check = group[0], checks()[group[0].kind]
+    requests = dict.fromkeys(one for wrong in group for one in (*_names(wrong.victim), *wrong.requests))
+    positions = [] if first.victim is None or first.victim.position < 0 else [first.victim.position]
+    evidence: dict[str, Any] = {
+        **told(_whole(first)),
+        "fault": first.kind,
+        "formula": check.formula,
+        "computed": _computed(first),
+        "seen": first.slot if first.slot != NONE else first.detail.get("seen"),
+        "expected": first.expected if first.expected != NONE else first.detail.get("expected"),
+        "writer": _plain(first.writer),
+        "victim": _plain(first.victim),
+        "first_read": None if first.first_read is None else {**asdict(first.first_read), "layer": first.read_layer},
+        "block": None if first.page is None else block_rows(first.page, first.slot),
+        "detail": dict(first.detail),
+        "call": first.call,
+        "scope": {
+            "steps": sorted({step for wrong in group for step in wrong.steps}),
+            "layers": sorted({layer for wrong in group for layer in wrong.layers}),
+            "ranks": sorted({wrong.rank for wrong in group}),
+            "requests": list(requests),
+            "places": sum(wrong.count for wrong in group),
+            "holds": check.scope,
+        },
+        "rows": list(check.rows),
+    }
+    others = [
+        {"writer": _plain(wrong.writer), "victim": _plain(wrong.victim), "step": wrong.step} for wrong in group[1:]
+    ]
+    if others:
+        evidence |= {"others": others[:LISTED], "others_total": len(others)}
+    call = f" ({first.call})" if first.call else ""
+    what = "block table and lengths" if first.kind in OF_READS else "slots"
+    return Finding(
+        "A",
+        "slots",
+        side=side,
+        checkpoint=kinds()[_SLOTS].at(max(0, first.layer)),
+        layer=max(0, first.layer),
+        step=first.step,
+        requests=tuple(requests),
+        positions=tuple(positions),
+        ranks=tuple(sorted({wrong.rank for wrong in group})),
+        evidence=evidence,
+        next=f"see where the {side or 'engine'} makes the {what} of step {first.step}{call}: {check.formula}",
+    )
+
+
+def sentence(wrong: Wrong) -> Said:
+    """What is wrong, in one sentence."""
+    values = {
+        **wrong.detail,
+        "writer": _told(wrong.writer, "ledger.no_writer"),
+        "victim": _told(wrong.victim, "ledger.of_nobody"),
+        "slot": wrong.slot,
+    }
+    values.setdefault("expected", wrong.expected)
+    values["place"] = said("ledger.taken", victim=values["victim"]) if wrong.detail.get("taken") else ""
+    table = "_table" if wrong.kind == "minus_one" and "index" in wrong.detail else ""
+    return said(f"ledger.{wrong.kind}{table}", **values)
+
+
+def _told(place: Place | None, none: str) -> Said:
+    if place is None:
+        return said(none)
+    if place.kind == "real":
+        return said("ledger.row", request=place.request, position=place.position)
+    if place.kind == "padding":
+        return said("ledger.padding", row=place.row, step=place.step)
+    return said("ledger.dummy", rows=place.kind, step=place.step)
+
+
+def _whole(wrong: Wrong) -> Said:
+    if wrong.first_read is None and wrong.kind in _ARGUMENTS:
+        return sentence(wrong)
+    return said("ledger.finding", fault=sentence(wrong), harm=_harm(wrong))
+
+
+def _harm(wrong: Wrong) -> Said:
+    if wrong.first_read is None:
+        return said("ledger.no_harm")
+    place = _told(wrong.first_read, "ledger.of_nobody")
+    return said("ledger.harm", place=place, step=wrong.first_read.step, layer=wrong.read_layer)
+
+
+def _names(place: Place | None) -> list[str]:
+    return [place.request] if place is not None and place.request else []
+
+
+def _plain(place: Place | None) -> dict[str, Any] | None:
+    return None if place is None else asdict(place)
+
+
+def _computed(wrong: Wrong) -> str:
+    """The slot formula with its numbers; empty where it is not about a slot of a request."""
+    table, size, place = wrong.detail.get("table"), wrong.detail.get("block_size"), wrong.writer
+    if not table or not size or place is None or place.position < 0 or wrong.expected == NONE:
+        return ""
+    index, offset = divmod(place.position, size)
+    used = f"table[{place.position} // {size}] * {size} + {place.position} % {size}"
+    return f"slot = {used} = {table[index]} * {size} + {offset} = {wrong.expected}"
+
+
+def block_rows(page: Page, slot: int = NONE) -> list[dict[str, Any]]:
+    """The block before and after, one row per offset; ``accused`` marks the slot in question."""
+    size = len(page.before)
+    return [
+        {
+            "slot": page.block * size + offset,
+            "offset": offset,
+            "before": _cell(before),
+            "after": _cell(after),
+            "accused": page.block * size + offset == slot,
+        }
+        for offset, (before, after) in enumerate(zip(page.before, page.after, strict=True))
+    ]
+
+
+def _cell(owner: tuple[str, int]) -> str:
+    name, position = owner
+    if not name:
+        return "–"
+    return name if position < 0 else f"{name} position {position}"
+
+
+def block_table(page: Page, slot: int = NONE) -> str:
+    """The same as text::
+
+    block 5   slot  before          after
+              20    r1 position 0   r1 position 0
+            > 21    r1 position 1   r0 position 14
+    """
+    rows = block_rows(page, slot)
+    wide = max(len("before"), *(len(row["before"]) for row in rows))
+    number = max(len("slot"), *(len(str(row["slot"])) for row in rows))
+    head = f"block {page.block}"
+    lines = [f"{head}   {'slot':<{number}}  {'before':<{wide}}  after"]
+    for row in rows:
+        mark = "> " if row["accused"] else "  "
+        margin = " " * (len(head) + 1) + mark
+        lines.append(f"{margin}{row['slot']:<{number}}  {row['before']:<{wide}}  {row['after']}")
+    return "\n".join(lines)

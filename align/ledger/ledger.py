@@ -1,0 +1,151 @@
+"""The replay: writes and reads of every step, in order, against the shadow of the cache.
+
+In each step of a rank: static checks; then every layer plane's writes enter the shadow, each judged against its block
+table and against who else still needs that slot; then the rows that attention reads through the block tables must be
+what this request (or one with the same prefix) wrote for this position; and what workers really found in the cache must
+have the checksum of what was written. What a fault leaves behind is its consequence and no fault of its own: rows that
+it wrote are *tainted*, positions that it lost are *lost*, and whoever reads them is its victim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from align.ledger import slots
+from align.ledger.at import At
+from align.ledger.attend import history, read
+from align.ledger.hindsight import Hindsight
+from align.ledger.shadow import Events, Ints, Shadow
+from align.ledger.state import Owned
+from align.ledger.static import Flaw, flaws
+from align.ledger.sums import check_sums
+from align.ledger.types import NONE, IndexRecord
+from align.ledger.writes import write
+from align.ledger.wrong import Book, Entry, Wrong
+
+#: Kinds that make all indices of a row meaningless: nothing else is asked of it in that step.
+_OF_TABLES = ("table_range", "minus_one", "short_table", "prefix_missing", "table_repeats")
+_OF_LENGTHS = ("frozen_length", "doubled_length", "wrong_length", "layer_length")
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found in the records of all ranks.
+
+    Attributes:
+        wrongs: each fault once, in order of rank, step and layer.
+        records: that were looked at.
+        unseen: what could not be judged, and why.
+    """
+
+    wrongs: tuple[Wrong, ...]
+    records: int
+    unseen: tuple[str, ...]
+
+
+def audit(
+    records: Sequence[IndexRecord], tokens: Mapping[str, Sequence[int]] | None = None, complete: bool = True
+) -> Audit:
+    """Replay the records of one engine run.
+
+    Args:
+        records: of all ranks, each rank's in the order in which it computed; dummies included. A request's name is
+            its own: two runs of one engine that ask for the same need different ones.
+        tokens: request → its token ids (prompt and answer): they decide which prefixes may be shared.
+        complete: the records begin with the first request that the engine ever had; otherwise a prefix hit may be of
+            what was written before.
+    """
+    wrongs: list[Wrong] = []
+    unseen: set[str] = set()
+    for rank in sorted({record.rank for record in records}):
+        ledger = Ledger([record for record in records if record.rank == rank], tokens, complete)
+        wrongs += ledger.replay()
+        unseen |= ledger.unseen
+    return Audit(tuple(wrongs), len(records), tuple(sorted(unseen)))
+
+
+class Ledger:
+    """Of one rank; see :func:`audit`. Its parts are for the modules of this package."""
+
+    def __init__(
+        self, records: Sequence[IndexRecord], tokens: Mapping[str, Sequence[int]] | None, complete: bool = True
+    ) -> None:
+        self.records, self.complete = records, complete
+        self.hindsight = Hindsight(records, tokens)
+        #: First layer of each plane; the layers without a plane of their own go with layer 0.
+        self.planes = [0, *sorted({layer for record in records for layer in record.other if layer})]
+        self.events = Events()
+        self.shadow = Shadow(len(self.planes), records[0].pool.block_size if records else 1)
+        self.book = Book()
+        self.owned = Owned()
+        #: (plane, event) → the fault that it belongs to.
+        self.taint: dict[tuple[int, int], Entry] = {}
+        #: (plane, slot) that should have been written → the fault that wrote elsewhere.
+        self.void: dict[tuple[int, int], Entry] = {}
+        #: (plane, block, its two requests) → the fault.
+        self.disputed: dict[tuple[int, int, frozenset[str]], Entry] = {}
+        #: (plane, event) of rows that were handed no slot.
+        self.slotless: set[tuple[int, int]] = set()
+        #: Of the step that is replayed: (plane, row) → the fault of its table or length; plane → that of its counts.
+        self.table_cause: dict[tuple[int, int], Entry] = {}
+        self.length_cause: dict[tuple[int, int], Entry] = {}
+        self.count_cause: dict[int, Entry] = {}
+        self.unseen: set[str] = set()
+        if any(record.written is None for record in records):
+            self.unseen.add("writes that no index accounts for: checksums were not taken")
+        if any(record.lossy for record in records):
+            self.unseen.add("written = key_states: the cache holds another dtype than the keys")
+        if tokens is None:
+            self.unseen.add("whose prefix a hit is: token ids are not known")
+        self._hypotheses: dict[tuple[str, int], slots.Hypothesis] = {}
+
+    def replay(self) -> list[Wrong]:
+        """What is wrong, in order of step and layer."""
+        for number, record in enumerate(self.records):
+            events = self.events.add(number, record)
+            self.table_cause, self.length_cause, self.count_cause = {}, {}, {}
+            planes = [At(self, plane, number, record) for plane in range(len(self.planes))]
+            for flaw in flaws(self.hindsight, number):
+                self._note(planes, flaw, events)
+            if record.written is not None:
+                self.owned.written(record)
+            for at in planes:
+                history(at)
+                write(at, events)
+            for at in planes:
+                read(at)
+            check_sums(planes[0])
+        return self.book.wrongs()
+
+    def hypothesis(self, request: str, layer: int) -> slots.Hypothesis:
+        """What the wrong slots of a request follow."""
+        if (request, layer) not in self._hypotheses:
+            self._hypotheses[request, layer] = slots.hypothesis(self.hindsight, request, layer)
+        return self._hypotheses[request, layer]
+
+    def _note(self, planes: Sequence[At], flaw: Flaw, events: Ints) -> None:
+        """Enter a static fault, and what it explains in this step."""
+        if flaw.kind == "outside_pool":
+            return  # judged along with the other slots
+        record = planes[0].record
+        span = record.spans[flaw.row] if flaw.row >= 0 else None
+        request = "" if span is None else span.request
+        position = NONE if span is None or not span.real else span.end - 1
+        affected = [at for at in planes if at.layer == flaw.layer or (not flaw.layer and at.layer not in record.other)]
+        writer = None if span is None else planes[0].place(flaw.row, position)
+        first = {"slot": flaw.slot, "expected": flaw.expected, "detail": dict(flaw.detail)}
+        entry = affected[0].open((request,), flaw.kind, writer=writer, **first)
+        bounds = np.cumsum([0, *(one.count for one in record.spans)])
+        for at in affected:
+            entry.note(record.step, at.layer, request)
+            if flaw.kind == "index_count":
+                self.count_cause[at.plane] = entry
+            elif flaw.kind in _OF_LENGTHS:
+                self.length_cause[at.plane, flaw.row] = entry
+            elif flaw.kind in _OF_TABLES:
+                self.table_cause[at.plane, flaw.row] = entry
+                for event in events[bounds[flaw.row] : bounds[flaw.row + 1]].tolist():
+                    self.taint[at.plane, event] = entry
