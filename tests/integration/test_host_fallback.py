@@ -86,7 +86,7 @@ def test_the_accused_call_has_its_arguments_and_what_to_read(result: dict[str, A
 def test_the_report_says_both(result: dict[str, Any]) -> None:
     text = result["report"].replace("\\", "")  # names are escaped as Markdown
     assert "host_rope.py:" in text
-    assert "| candidate | 0 | x | bfloat16 | T×256 |" in text
+    assert "| candidate | 0 | x | bfloat16 | 1×T×256 |" in text
     assert "dlinfer/vendor/ascend/torch_npu_ops.py:" in text
     symptom = result["symptom"]
     rows = {one["row"]: one["state"] for one in symptom["rows"]}
