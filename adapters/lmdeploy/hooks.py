@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from adapters.lmdeploy import observe
-from adapters.probe.launch import probe_dir
+from adapters.lmdeploy import observe, receiver
+from adapters.probe.launch import SIMULATED, probe_dir, read_launch
 from adapters.probe.live import OncePerRun, write_facts, write_live
 from adapters.probe.steplog import process_log
 from adapters.probe.worker import Worker
@@ -145,12 +145,21 @@ def _wrap_get_logits(original: Any) -> Any:
     return get_logits
 
 
+def _unblock_receiver() -> None:
+    """Where collectives block the host, see :mod:`adapters.lmdeploy.receiver`; nothing is changed on hardware."""
+    if read_launch().device == SIMULATED:
+        from lmdeploy.pytorch.engine.executor import mp_executor
+
+        receiver.unblock(mp_executor)
+
+
 def _wrap_build_model(original: Any) -> Any:
     @functools.wraps(original)
     def build_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         group = self.dist_ctx.attn_tp_group
         self._align_worker = Worker("lmdeploy", self.rank, 0 if group is None else group.rank)
         self._align_worker.before_build()
+        _unblock_receiver()
         result = original(self, *args, **kwargs)
         with self.all_context():
             self._align_worker.after_load(self.patched_model)

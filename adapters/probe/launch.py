@@ -10,6 +10,8 @@ from pathlib import Path
 from adapters.base import EngineSpec
 
 _FILE = "launch.json"
+#: The device whose operators are simulated; its collectives block the host.
+SIMULATED = "simnpu"
 
 
 def probe_dir() -> Path:

@@ -10,14 +10,13 @@ from typing import Any
 
 from adapters.base import SIDES, EngineSpec, Generation, Request, TokenStep
 from adapters.host import ADAPTERS
+from adapters.probe.launch import SIMULATED as SIMULATED
 from align.case.capacity import capacity
 from align.case.schema import Case, Numerics
 from align.errors import UserError
 from align.models.info import ModelInfo
 from align.models.shapes import DENSE, architecture, check_shapes
 
-#: The device whose operators are ours.
-SIMULATED = "simnpu"
 #: Smallest block that an engine takes, in tokens: powers of two from here on.
 MIN_BLOCK = {"lmdeploy": 16, "vllm": 128}
 #: Largest block that an engine takes, if it has a bound. vllm-ascend's attention has kernels for 128 alone

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from adapters.base import EngineSpec, Request
-from adapters.lmdeploy import hooks
+from adapters.lmdeploy import hooks, receiver
 from adapters.lmdeploy.adapter import LmdeployAdapter
 from adapters.probe import steplog
 from adapters.probe.live import OncePerRun, read_facts, read_live
@@ -202,8 +202,28 @@ def test_an_error_of_the_step_is_printed_and_passes(
 # -------------------------------------------------------------------------------------------------------- worker
 
 
+@pytest.mark.parametrize(("device", "unblocked"), [("simnpu", 1), ("ascend", 0)])
+def test_the_receiver_is_unblocked_over_the_simulated_device_alone(
+    monkeypatch: pytest.MonkeyPatch, device: str, unblocked: int
+) -> None:
+    executor = ModuleType("mp_executor")
+    packages = "lmdeploy.pytorch.engine.executor"
+    for depth in range(1, packages.count(".") + 2):
+        name = ".".join(packages.split(".")[:depth])
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules[packages], "mp_executor", executor, raising=False)
+    given: list[Any] = []
+    monkeypatch.setattr(hooks, "read_launch", lambda: SimpleNamespace(device=device))
+    monkeypatch.setattr(receiver, "unblock", given.append)
+    hooks._unblock_receiver()
+    assert given == [executor] * unblocked
+
+
 @pytest.mark.parametrize("rank", [None, 1])
-def test_the_worker_is_told_when_the_model_and_the_cache_are_there(agent: Any, rank: int | None) -> None:
+def test_the_worker_is_told_when_the_model_and_the_cache_are_there(
+    agent: Any, rank: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "read_launch", lambda: SimpleNamespace(device="ascend"))
     agent.dist_ctx.attn_tp_group = None if rank is None else SimpleNamespace(rank=rank)
     assert (agent.build_model(), agent.build_cache_engine()) == ("built", "cached")
     (worker,) = FakeWorker.made
