@@ -14,7 +14,7 @@ from adapters.base import Adapter, EngineSpec, Generation, Observation, Progress
 from adapters.mistakes import Mistake
 from adapters.probe.launch import write_launch
 from adapters.probe.spec import CaptureSpec, ProbeSpec, RequestSpec, write_spec
-from adapters.probe.steplog import read_generations, read_steps
+from adapters.probe.steplog import read_generations, read_steps, wait_for_ranks
 
 
 def simulated_numerics() -> Observation:
@@ -102,6 +102,7 @@ class ProbedAdapter(Adapter):
         started = time.perf_counter()
         returned = self._execute(keys)
         seconds = time.perf_counter() - started
+        wait_for_ranks(self._probe_dir, self._generation)
         said = read_generations(self._probe_dir, self._generation, [request.name for request in requests])
         generations = tuple(map(_cut_at_stop, said, requests))
         for generation in () if self._samples else generations:

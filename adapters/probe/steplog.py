@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -47,6 +49,8 @@ class StepLog:
         self._step = -1
         self._spans: dict[str, list[tuple[int, int]]] = {}
         self._current: dict[str, tuple[RequestSpec, RowSpan]] = {}
+        #: A step was begun, and has not ended.
+        self._open = False
 
     @property
     def generation(self) -> int:
@@ -112,6 +116,7 @@ class StepLog:
                 "rows": [[span.request, span.start, span.count, span.occurrence] for _, span in self._current.values()],
             }
         )
+        self._open = True
         if self.recorder is not None and spec.capture is not None:
             spans_now = [span for _, span in self._current.values()]
             self.recorder.begin(spec.capture, self._generation, self._step, phase, spans_now, self._is_last(spec))
@@ -137,6 +142,9 @@ class StepLog:
         """The forward is over and its logits are known."""
         if self.recorder is not None:
             self.recorder.end()
+        if self._open:  # whatever was recorded of it is on disk
+            self._write({"event": "end", "generation": self._generation, "step": self._step})
+            self._open = False
 
     def choose(self, logits: torch.Tensor, keys: Sequence[str]) -> list[int | None]:
         """Record the next token of every row and answer what to force.
@@ -207,6 +215,25 @@ def _events(path: Path, generation: int) -> list[dict[str, Any]]:
             if event["generation"] == generation:
                 events.append(event)
     return events
+
+
+def wait_for_ranks(directory: Path, generation: int, seconds: float = 30.0) -> bool:
+    """Wait until every rank has ended the steps of a run that any rank has begun; whether they have.
+
+    The rank that samples answers for all, and another may still be writing what it recorded.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        counts = [
+            Counter(event["event"] for event in _events(path, generation))
+            for path in directory.glob("steps-rank*.jsonl")
+        ]
+        begun = max((one["step"] for one in counts), default=0)
+        if all(one["end"] == begun for one in counts) or not any(one["end"] for one in counts):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
 
 
 def read_steps(directory: Path, generation: int) -> tuple[StepRecord, ...]:

@@ -187,7 +187,7 @@ def test_warm_up_and_dummy_inputs_are_dummy(agent: Any, tmp_path: Path) -> None:
     assert step(agent, batch([0], [1], is_dummy=True), sessions(7)) == [1], "a dummy forward is never forced"
     assert step(agent, batch([0], [3]), sessions(7)) == [5]
     lines = (tmp_path / "steps-rank0.jsonl").read_text().splitlines()
-    assert [line.split('"')[3] for line in lines] == ["dummy", "dummy", "step", "tokens"]
+    assert [line.split('"')[3] for line in lines] == ["dummy", "dummy", "step", "end", "tokens"]
     assert agent.forwards == 3
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from adapters.base import Generation, RowSpan
 from adapters.probe import steplog
 from adapters.probe.spec import CaptureSpec, ProbeSpec, RequestSpec, write_spec
-from adapters.probe.steplog import StepLog, read_generations, read_steps
+from adapters.probe.steplog import StepLog, read_generations, read_steps, wait_for_ranks
 
 VOCABULARY = 11
 
@@ -347,3 +348,28 @@ def test_one_log_per_process_made_by_whoever_knows_the_rank(tmp_path: Path, monk
     assert made.rank == 1
     assert steplog.process_log() is made
     assert steplog.process_log(5) is made
+
+
+def lines(directory: Path, rank: int, *found: tuple[str, int]) -> None:
+    text = "".join(json.dumps({"event": event, "generation": generation}) + "\n" for event, generation in found)
+    with (directory / f"steps-rank{rank}.jsonl").open("a") as file:
+        file.write(text)
+
+
+def test_a_run_has_ended_when_every_rank_has(tmp_path: Path) -> None:
+    lines(tmp_path, 0, ("step", 1), ("end", 1), ("step", 2), ("end", 2), ("step", 2), ("end", 2))
+    lines(tmp_path, 1, ("step", 1), ("end", 1), ("step", 2), ("end", 2))
+    assert wait_for_ranks(tmp_path, 1, 0.0)
+    assert not wait_for_ranks(tmp_path, 2, 0.02), "the second rank has not begun its second step"
+    lines(tmp_path, 1, ("step", 2))
+    assert not wait_for_ranks(tmp_path, 2, 0.02), "nor ended it"
+    late = threading.Timer(0.1, lines, (tmp_path, 1, ("end", 2)))
+    late.start()
+    assert wait_for_ranks(tmp_path, 2, 10.0)
+    late.join()
+
+
+def test_logs_that_know_no_end_are_not_waited_for(tmp_path: Path) -> None:
+    assert wait_for_ranks(tmp_path, 1, 0.0)
+    lines(tmp_path, 0, ("step", 1))
+    assert wait_for_ranks(tmp_path, 1, 0.0)
