@@ -69,6 +69,8 @@ class Pace:
             self.total = None
         # The first step prefills, and what comes before it is no step: the rate is that of the steps behind it.
         if self.done and (self._last is None or self.done != self._last[1]):
+            if self._last is not None and self.done < self._last[1]:
+                self._first = None  # another pass of the same stage counts anew
             self._first = self._first or (now, self.done)
             self._last = (now, self.done)
 
@@ -77,5 +79,7 @@ class Pace:
         if self.total is None or self._first is None or self._last is None or self._first == self._last:
             return None
         (began, first), (heard, last) = self._first, self._last
+        if last <= first:
+            return None
         left = (self.total - last) * (heard - began) / (last - first) - (now - heard)
         return left if left > 0 else None

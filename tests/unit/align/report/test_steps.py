@@ -52,6 +52,15 @@ def test_the_rate_is_that_of_the_steps_behind_the_first() -> None:
     assert pace.seconds_left(109.0) is None, "it should have ended by now"
 
 
+def test_a_stage_that_counts_anew_has_a_new_basis() -> None:
+    pace = Pace(expected=16)
+    for step, now in ((1, 0.0), (5, 4.0), (1, 6.0)):
+        pace.hear(f"step {step}", now)
+    assert pace.seconds_left(6.0) is None
+    pace.hear("step 3", 7.0)
+    assert pace.seconds_left(7.0) == pytest.approx(6.5)
+
+
 def test_what_says_its_total_needs_none_expected() -> None:
     pace = Pace()
     pace.hear("1/84 embed", 0.0)
