@@ -73,7 +73,9 @@ def main() -> None:
     console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"))  # noqa: SIM115 - lives as long as this
     console.print(f"$ {title}", highlight=False)
     for line in shown(printed(command)):
-        console.print(Text.from_ansi(line.replace(str(Path.home()), "~")), overflow="fold")
+        console.print(
+            Text.from_ansi(line.replace(f"{Path.cwd()}/", "").replace(str(Path.home()), "~")), overflow="fold"
+        )
     Path(target).parent.mkdir(parents=True, exist_ok=True)
     picture = console.export_svg(title="align")
     # The picture must not load anything: viewers take their own monospaced font.

@@ -22,7 +22,7 @@ def unblock(module: Any) -> None:
         module: ``lmdeploy.pytorch.engine.executor.mp_executor``, or what stands for it.
     """
     notifier, last = module.Notifier, module.NUM_SHARED_BLOCK - 1
-    if getattr(notifier.wait_async, "waits_on_a_thread", False):
+    if notifier.wait_async.__module__ == __name__:
         return
 
     @asynccontextmanager
@@ -35,5 +35,4 @@ def unblock(module: Any) -> None:
             await loop.run_in_executor(None, self.bar.wait)
         self._update_event_id()
 
-    wait_async.waits_on_a_thread = True  # type: ignore[attr-defined]
     notifier.wait_async = wait_async

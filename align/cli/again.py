@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from align.cli.errors import guarded
 from align.cli.flags import Allow, Budget, Capture, Debug, Json, Quiet, ResultJson, Verbose, run_named
 
-Followed = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="[RUN]",
-        help="Directory of a run, or its name in align runs. Default: the newest with tokens.",
-        callback=run_named,
-    ),
-]
-Unended = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="[RUN]",
-        help="Directory of a run, or its name in align runs. Default: the newest that can go on.",
-        callback=run_named,
-    ),
-]
+
+def _run(default: str) -> Any:
+    text = f"Directory of a run, or its name in align runs. Default: the newest {default}."
+    return typer.Argument(metavar="[RUN]", help=text, callback=run_named)
+
+
+Followed = Annotated[Path | None, _run("with tokens")]
+Unended = Annotated[Path | None, _run("that can go on")]
 
 
 def resume_command(
