@@ -36,8 +36,8 @@ finally:
 """
 
 
-def run(*arguments: str, columns: int = 100) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": str(columns)}
+def run(*arguments: str, columns: int = 100, **more: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": str(columns), **more}
     return subprocess.run(
         [sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=60, check=False
     )
@@ -159,3 +159,10 @@ def test_usage_errors(arguments: list[str], words: str, command: str) -> None:
     assert words in first
     assert last.startswith("next: see what there is: ")
     assert last.endswith(command)
+
+
+@pytest.mark.parametrize(("option", "variable"), [("--tp", "TP"), ("--max-new-tokens", "MAX_NEW")])
+def test_a_usage_error_below_make_names_its_variable(option: str, variable: str) -> None:
+    done = run("-m", "align", "run", option, "two", MAKELEVEL="1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"Invalid value for {option!r} ({variable} of make): 'two' is not a whole number" in done.stderr
