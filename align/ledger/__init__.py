@@ -2,7 +2,7 @@
 
 ::
 
-    IndexRecord …     what a worker hands over of each step         types, checksum, reads
+    IndexRecord …     what a worker hands over of each step         record; written and read by record.files
       → audit()       static checks, then writes and reads again    ledger; static, writes, attend, sums
       → Wrong …       kind, writer, victim, slot, first bad read    wrong; kinds with source and scope in checks.toml
       → findings()    path A, with a table of the block             explain
@@ -10,8 +10,7 @@
 The replay stands on the shadow of the cache (``shadow``), on what each request has in it (``state``), on who still
 needs a block (``hindsight``) and on the slot formula (``slots``).
 
-:mod:`~align.ledger.types`, :mod:`~align.ledger.checksum` and :mod:`~align.ledger.reads` need the standard library and
-torch alone and are Python 3.10, because workers run them; nothing is imported here for the same reason.
+:mod:`align.ledger.record` is what workers run; nothing is imported here for the same reason.
 
 Where the engines hand over what a record needs (lmdeploy 0.12.2 with dlinfer-ascend 0.2.7, vllm and vllm-ascend
 0.23.0; paths below the interpreter's ``site-packages``):

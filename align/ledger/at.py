@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from align.ledger.record.types import IndexRecord, Indices
 from align.ledger.shadow import Ints
 from align.ledger.slots import formula
-from align.ledger.types import IndexRecord, Indices
 from align.ledger.wrong import Entry, Place
 
 if TYPE_CHECKING:

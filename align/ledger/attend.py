@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from align.ledger.at import At
+from align.ledger.record.types import NONE
 from align.ledger.shadow import page_of
 from align.ledger.state import legal
-from align.ledger.types import NONE
 from align.ledger.wrong import Entry
 
 

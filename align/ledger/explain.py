@@ -13,8 +13,8 @@ from typing import Any
 from align.checkpoints.table import kinds
 from align.findings import Finding, told
 from align.ledger.at import OF_READS
+from align.ledger.record.types import NONE
 from align.ledger.table import checks
-from align.ledger.types import NONE
 from align.ledger.wrong import Page, Place, Wrong
 from align.sentences import Said, said
 

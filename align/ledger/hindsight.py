@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from align.ledger.types import IndexRecord, Span
+from align.ledger.record.types import IndexRecord, Span
 
 
 @dataclass(frozen=True)

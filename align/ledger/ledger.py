@@ -18,11 +18,11 @@ from align.ledger import slots
 from align.ledger.at import At
 from align.ledger.attend import history, read
 from align.ledger.hindsight import Hindsight
+from align.ledger.record.types import NONE, IndexRecord
 from align.ledger.shadow import Events, Ints, Shadow
 from align.ledger.state import Owned
 from align.ledger.static import Flaw, flaws
 from align.ledger.sums import check_sums
-from align.ledger.types import NONE, IndexRecord
 from align.ledger.writes import write
 from align.ledger.wrong import Book, Entry, Wrong
 

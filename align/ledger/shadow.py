@@ -11,7 +11,7 @@ from bisect import bisect_right
 import numpy as np
 from numpy.typing import NDArray
 
-from align.ledger.types import NONE, IndexRecord
+from align.ledger.record.types import NONE, IndexRecord
 from align.ledger.wrong import Page, Place
 
 Ints = NDArray[np.int64]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from align.ledger.hindsight import Hindsight
+from align.ledger.record.types import NONE, IndexRecord, Indices
 from align.ledger.shadow import Ints
-from align.ledger.types import NONE, IndexRecord, Indices
 
 #: Block sizes that are tried in place of the pool's, as multiples of it.
 _FACTORS = (2, 4, 8, 0.5, 0.25, 0.125)

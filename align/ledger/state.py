@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from align.ledger.record.types import NONE, IndexRecord, Span
 from align.ledger.shadow import Ints
-from align.ledger.types import NONE, IndexRecord, Span
 from align.ledger.wrong import Entry
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from align.ledger.hindsight import Hindsight
-from align.ledger.types import NONE, IndexRecord, Indices
+from align.ledger.record.types import NONE, IndexRecord, Indices
 
 _INT32 = ("int32", "torch.int32")
 

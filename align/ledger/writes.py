@@ -9,9 +9,9 @@ import numpy as np
 
 from align.ledger.at import At
 from align.ledger.hindsight import Visit
+from align.ledger.record.types import NONE
 from align.ledger.shadow import Ints, page_of
 from align.ledger.slots import expected_slots, rows_of
-from align.ledger.types import NONE
 from align.ledger.wrong import Entry, Place
 
 

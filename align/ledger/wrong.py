@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from align.ledger.types import NONE
+from align.ledger.record.types import NONE
 
 
 @dataclass(frozen=True)

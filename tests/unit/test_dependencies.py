@@ -26,7 +26,7 @@ OWN = {
     "adapters/transformers": {"transformers"},
 }
 #: Of ``align``, what engines' interpreters may import.
-SHARED = ("align.trace", "align.checkpoints")
+SHARED = ("align.trace", "align.checkpoints", "align.ledger.record")
 
 
 def sources(*folders: str) -> list[Path]:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.ledger.checksum import _weights, cache_sums, row_sums
+from align.ledger.record.checksum import _weights, cache_sums, row_sums
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn]
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from align.ledger.checksum import row_sums
-from align.ledger.reads import ReadMemory
-from align.ledger.types import IndexRecord, Indices, Pool, Span
+from align.ledger.record.checksum import row_sums
+from align.ledger.record.reads import ReadMemory
+from align.ledger.record.types import IndexRecord, Indices, Pool, Span
 
 HEADS, DIM = 2, 4
 

@@ -98,8 +98,8 @@ class Found:
     """Checksums of cache rows that were not what this request had there when it was last looked at.
 
     A worker remembers for each (layer, request, position) the sum of what it wrote or last found; only what differs
-    from that is recorded (:class:`align.ledger.reads.ReadMemory`). A right engine yields each position of a prefix hit
-    once and nothing else.
+    from that is recorded (:class:`align.ledger.record.reads.ReadMemory`). A right engine yields each position of a
+    prefix hit once and nothing else.
 
     Attributes:
         where: int32 ``[F, 3]``: layer, span, position.
@@ -134,6 +134,8 @@ class IndexRecord:
         dirty: rows of the cache that were not zero before the first write of the run; ``None`` where that says nothing
             (warm-up ran, or the pool was not zeroed).
         calls: ``write``, ``read`` → ``file:line`` of the engine's call.
+        run: number of the run within the launch, from 1; 0 before the first.
+        failures: what could not be recorded → why.
     """
 
     step: int
@@ -152,6 +154,8 @@ class IndexRecord:
     lossy: bool = False
     dirty: int | None = None
     calls: Mapping[str, str] = field(default_factory=dict)
+    run: int = 0
+    failures: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -183,7 +187,7 @@ class IndexRecord:
             "spans": [[one.request, one.start, one.count, one.occurrence, one.kind] for one in self.spans],
             "layers": self.layers, "other": sorted(self.other), "key_rows": self.key_rows, "dtypes": dict(self.dtypes),
             "found_total": self.found.total, "paged": self.paged, "lossy": self.lossy, "dirty": self.dirty,
-            "calls": dict(self.calls),
+            "calls": dict(self.calls), "run": self.run, "failures": dict(self.failures),
         }  # fmt: skip
         return plain, tensors
 
@@ -195,7 +199,8 @@ class IndexRecord:
             KeyError: a part is missing.
         """
         pool = {**plain["pool"], "reserved": tuple(plain["pool"]["reserved"])}
-        one = {key: plain[key] for key in ("step", "rank", "phase", "layers", "key_rows", "paged", "lossy", "dirty")}
+        names = ("step", "rank", "phase", "layers", "key_rows", "paged", "lossy", "dirty", "run", "failures")
+        one = {key: plain[key] for key in names}
         return cls(
             **one,
             pool=Pool(**pool),

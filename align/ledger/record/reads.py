@@ -10,8 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from align.ledger.types import Found
+from align.ledger.record.types import Found
 
+#: What the sums of a (token, layer) may take.
+BYTES = 32
+#: Of one pair of sums as written, and as found along with its place.
+_WRITTEN, _FOUND = 16, 28
 _ROOM = 64
 
 
@@ -57,14 +61,16 @@ class ReadMemory:
             known[:count] = True
 
     def take(self, tokens: int) -> Found:
-        """What was found since the last call; cut to one per (token, layer) beyond what was seen for the first time.
+        """What was found since the last call, what was seen for the first time and a share of the rest.
+
+        The share is such that sums as written and as found take no more than :data:`BYTES` per (token, layer).
 
         Args:
             tokens: that the step computed.
         """
         where = torch.cat(self._where) if self._where else Found().where
         sums = torch.cat(self._found) if self._found else Found().sums
-        limit = self._new + tokens * self._layers
+        limit = self._new + max(1, tokens * self._layers * (BYTES - _WRITTEN) // _FOUND)
         self._where, self._found, self._new = [], [], 0
         return Found(where[:limit].contiguous(), sums[:limit].contiguous(), int(where.shape[0]))
 
