@@ -9,8 +9,8 @@ import torch
 
 from align.ledger.ledger import audit
 from align.ledger.record.files import LedgerWriter, read_records, write_run
-from tests.unit.align.ledger.broken import CASES, ran
-from tests.unit.align.ledger.toy import Engine, asked
+from tests.unit.align.ledger.broken import CASES, asked, ran
+from tests.unit.align.ledger.toy import Engine
 
 
 def written(directory: Path, engine: Engine) -> None:
