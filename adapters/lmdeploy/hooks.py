@@ -174,7 +174,9 @@ def _wrap_build_cache(original: Any) -> Any:
         result = original(self, *args, **kwargs)
         process_log(self.rank)
         with self.all_context():
-            self._align_worker.after_cache(self.cache_config.block_size)
+            caches = [(layer[0], layer[1]) for layer in self.cache_engine.gpu_cache]
+            reserved = tuple(range(self.cache_config.num_reserved_gpu_blocks))
+            self._align_worker.after_cache(self.cache_config.block_size, caches, reserved)
         return result
 
     return build_cache_engine

@@ -15,6 +15,7 @@ from adapters.mistakes import Mistake
 from adapters.probe.launch import write_launch
 from adapters.probe.spec import CaptureSpec, ProbeSpec, RequestSpec, write_spec
 from adapters.probe.steplog import read_generations, read_steps, wait_for_ranks
+from align.ledger.record.files import FOLDER, write_run
 
 
 def simulated_numerics() -> Observation:
@@ -107,4 +108,15 @@ class ProbedAdapter(Adapter):
         generations = tuple(map(_cut_at_stop, said, requests))
         for generation in () if self._samples else generations:
             _require_same(generation, returned[generation.request])
+        self._leave_tokens(requests, generations, capture)
         return RunResult(generations, read_steps(self._probe_dir, self._generation), seconds)
+
+    def _leave_tokens(
+        self, requests: Sequence[Request], generations: Sequence[Generation], capture: CaptureSpec | None
+    ) -> None:
+        """Beside the records of the cache's indices: whose prefixes are equal."""
+        folder = self._probe_dir / FOLDER
+        if folder.is_dir():
+            prompts = {request.name: request.token_ids for request in requests}
+            tokens = {one.request: (*prompts[one.request], *one.token_ids) for one in generations}
+            write_run(folder, self._generation, "" if capture is None else Path(capture.directory).name, tokens)

@@ -27,6 +27,7 @@ from adapters.base import Generation, RowSpan, StepRecord, TokenStep
 from adapters.probe.spec import ProbeSpec, RequestSpec, SpecReader
 
 if TYPE_CHECKING:
+    from adapters.probe.indices import IndexRecorder
     from adapters.probe.recorder import Recorder
 
 
@@ -41,6 +42,8 @@ class StepLog:
         self.rank = rank
         #: Records the tensors of a step, once the model is there.
         self.recorder: Recorder | None = None
+        #: Records the indices into the cache, once that is there.
+        self.indices: IndexRecorder | None = None
         self._reader = SpecReader(directory)
         self._path = directory / f"steps-rank{rank}.jsonl"
         self._file = self._path.open("a", encoding="utf-8")
@@ -78,6 +81,8 @@ class StepLog:
         self._current = {}
         if self.recorder is not None:
             self.recorder.dummy()
+        if self.indices is not None:
+            self.indices.dummy()
         self._write({"event": "dummy", "generation": self._generation})
 
     def note(self, text: str) -> None:
@@ -117,8 +122,10 @@ class StepLog:
             }
         )
         self._open = True
+        spans_now = [span for _, span in self._current.values()]
+        if self.indices is not None:
+            self.indices.begin(self._generation, self._step, phase, spans_now)
         if self.recorder is not None and spec.capture is not None:
-            spans_now = [span for _, span in self._current.values()]
             self.recorder.begin(spec.capture, self._generation, self._step, phase, spans_now, self._is_last(spec))
 
     def _is_last(self, spec: ProbeSpec) -> bool:
@@ -131,8 +138,10 @@ class StepLog:
 
     def order(self, keys: Sequence[str]) -> None:
         """The engine batches the requests of this step in this order."""
-        if self.recorder is not None:
-            self.recorder.reorder([self._current[key][1].request for key in keys if key in self._current])
+        order = [self._current[key][1].request for key in keys if key in self._current]
+        for one in (self.recorder, self.indices):
+            if one is not None:
+                one.reorder(order)
 
     def watching(self) -> AbstractContextManager[None]:
         """Around the synchronous parts of a step's forward, for what is computed on the host meanwhile."""
@@ -142,6 +151,8 @@ class StepLog:
         """The forward is over and its logits are known."""
         if self.recorder is not None:
             self.recorder.end()
+        if self.indices is not None:
+            self.indices.end()
         if self._open:  # whatever was recorded of it is on disk
             self._write({"event": "end", "generation": self._generation, "step": self._step})
             self._open = False

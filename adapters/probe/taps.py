@@ -152,7 +152,8 @@ def locate(where: str) -> Any:
     return functools.reduce(getattr, path.split("."), importlib.import_module(module))
 
 
-def _parameters(function: Any) -> list[str]:
+def parameters_of(function: Any) -> list[str]:
+    """Names of a function's parameters, without the object's own."""
     return [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
 
 
@@ -164,14 +165,19 @@ def signatures(taps: Iterable[Tap]) -> dict[str, list[str]]:
     found = {}
     for where in {tap.where for tap in taps if not tap.where.startswith("*:")}:
         with contextlib.suppress(AttributeError, ImportError, TypeError, ValueError):  # hanging it up says why
-            found[where] = _parameters(locate(where))
+            found[where] = parameters_of(locate(where))
     return found
 
 
 # ---------------------------------------------------------------------------------------------------- installing
 
 
-def _resolve(root: Any, path: str) -> Any:
+def resolve(root: Any, path: str) -> Any:
+    """What is at ``layers.0.attn`` below ``root``.
+
+    Raises:
+        AttributeError, LookupError: there is no such thing.
+    """
     for part in path.split(".") if path else ():
         root = root[int(part)] if part.isdigit() else getattr(root, part)
     return root
@@ -230,7 +236,7 @@ class Taps:
             for layer in (None,) if once else range(1 if tap.checkpoint in PSEUDO else structure.layers):
                 attribute, _, inner_where = tap.attribute.partition(">")
                 try:
-                    target = _resolve(root, tap.site.replace("{i}", str(layer)))
+                    target = resolve(root, tap.site.replace("{i}", str(layer)))
                     getattr(target, attribute)
                     if inner_where:
                         locate(inner_where)
@@ -252,8 +258,8 @@ class Taps:
 
     def _signature(self, tap: Tap, target: Any) -> list[str]:
         if tap.where.startswith("*:"):
-            return _parameters(getattr(target, tap.where[2:]))
-        present = _parameters(locate(tap.where))
+            return parameters_of(getattr(target, tap.where[2:]))
+        present = parameters_of(locate(tap.where))
         return self._known.get(tap.where, present)
 
     def _place(self, tap: Tap, target: Any) -> str:

@@ -7,12 +7,14 @@ right moments, and then the step log of the process.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from adapters.base import EngineSpec
+from adapters.probe.indices import IndexRecorder, hang_up
 from adapters.probe.launch import probe_dir, read_launch
 from adapters.probe.patch import PatchContext, Patches
 from adapters.probe.recorder import Recorder
@@ -20,6 +22,7 @@ from adapters.probe.steplog import process_log
 from adapters.probe.taps import Taps, load_taps, signatures
 from adapters.probe.weights import LiveWeights, write_audit
 from align.checkpoints.table import structure_of
+from align.ledger.record.files import FOLDER, LedgerWriter
 
 
 class Worker:
@@ -52,8 +55,16 @@ class Worker:
         self._model = model
         self.patches.after_load(model)
 
-    def after_cache(self, block_size: int) -> None:
-        """The model and its cache are ready: audit the weights and hang up the taps."""
+    def after_cache(
+        self, block_size: int, caches: Sequence[tuple[Any, Any]] = (), reserved: tuple[int, ...] = ()
+    ) -> None:
+        """The model and its cache are ready: audit the weights, and hang up the taps and the audit of the cache.
+
+        Args:
+            block_size: tokens in one block of the cache.
+            caches: keys and values of each layer, ``[blocks, block_size, heads, dim]``.
+            reserved: blocks that no request may own.
+        """
         model_path = Path(self.spec.model_path)
         config = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
         log = process_log(self.rank)
@@ -65,6 +76,11 @@ class Worker:
             return
         weights = LiveWeights(self._model, structure, self.rank, self.tp_rank)
         write_audit(probe_dir(), self.rank, weights.audit(model_path))
+        if self.spec.audit:
+            writer = LedgerWriter(probe_dir() / FOLDER, self.rank)
+            log.indices = IndexRecorder(writer, self.rank, structure.layers, reserved, caches)
+            for name, why in hang_up(log.indices, self._table, self._model, structure.layers).items():
+                log.note(f"indices not observable: {name}: {why}")
         dtype = next(self._model.parameters()).dtype
         assert isinstance(dtype, torch.dtype)
         self.recorder = Recorder(structure, self.rank, self.tp_rank, weights, block_size, dtype)

@@ -86,12 +86,18 @@ def _wrap_load(original: Any) -> Any:
     return load_model
 
 
+def _caches(runner: Any) -> list[tuple[Any, Any]]:
+    """Keys and values of each layer, as far as the runner keeps them as pairs."""
+    return [(pair[0], pair[1]) for pair in runner.kv_caches if len(pair) == 2]
+
+
 def _wrap_cache(original: Any) -> Any:
     @functools.wraps(original)
     def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         process_log(_rank())
-        self._align_worker.after_cache(self.vllm_config.cache_config.block_size)
+        # Block 0 is vLLM's null block.
+        self._align_worker.after_cache(self.vllm_config.cache_config.block_size, _caches(self), reserved=(0,))
         facts = [*observe.worker_facts(self), *observe.start_facts(self, probe_dir(), _rank())]
         write_live(probe_dir(), _rank(), facts)
         return result

@@ -181,7 +181,7 @@ class IndexRecord:
             for name in _TENSORS:
                 value = getattr(indices, name)
                 if value is not None:
-                    tensors[f"{layer}.{name}"] = value
+                    tensors[f"{layer}.{name}"] = _narrow(value)
         plain = {
             "step": self.step, "rank": self.rank, "phase": self.phase, "pool": asdict(self.pool),
             "spans": [[one.request, one.start, one.count, one.occurrence, one.kind] for one in self.spans],
@@ -214,6 +214,13 @@ class IndexRecord:
         )
 
 
+def _narrow(value: Tensor) -> Tensor:
+    """int32 where that holds it: half of the bytes of most records of one token per request."""
+    narrow = value.int()
+    return narrow if torch.equal(narrow.long(), value.long()) else value
+
+
 def _indices(tensors: Mapping[str, Tensor], layer: int) -> Indices:
-    slots, tables, q_lens, kv_lens = (tensors[f"{layer}.{name}"] for name in _TENSORS[:-1])
-    return Indices(slots, tables, q_lens, kv_lens, tensors.get(f"{layer}.{_TENSORS[-1]}"))
+    slots, tables, q_lens, kv_lens = (tensors[f"{layer}.{name}"].long() for name in _TENSORS[:-1])
+    starts = tensors.get(f"{layer}.{_TENSORS[-1]}")
+    return Indices(slots, tables, q_lens, kv_lens, None if starts is None else starts.long())

@@ -31,7 +31,8 @@ class BaseModelAgent:
         self.agent_strategy = strategy
         self.forwards = 0
         self.dist_ctx = SimpleNamespace(attn_tp_group=group)
-        self.cache_config = SimpleNamespace(block_size=32)
+        self.cache_config = SimpleNamespace(block_size=32, num_reserved_gpu_blocks=1)
+        self.cache_engine = SimpleNamespace(gpu_cache=[("keys", "values")])
         self.inside = False
         self.patched_model: Any = None
 
@@ -95,9 +96,9 @@ class FakeWorker:
     def after_load(self, model: Any) -> None:
         self.calls.append(f"loaded {model}")
 
-    def after_cache(self, block_size: int) -> None:
+    def after_cache(self, block_size: int, caches: list[tuple[Any, Any]], reserved: tuple[int, ...]) -> None:
         assert steplog.process_log() is not None
-        self.calls.append(f"cached {block_size}")
+        self.calls.append(f"cached {block_size}, {len(caches)} layers, reserved {reserved}")
 
 
 class FakeRecorder:
@@ -228,7 +229,7 @@ def test_the_worker_is_told_when_the_model_and_the_cache_are_there(
     assert (agent.build_model(), agent.build_cache_engine()) == ("built", "cached")
     (worker,) = FakeWorker.made
     assert worker.about == ("lmdeploy", 0, rank or 0)
-    assert worker.calls == ["before build", "loaded the model", "cached 32"]
+    assert worker.calls == ["before build", "loaded the model", "cached 32, 1 layers, reserved (0,)"]
 
 
 def test_a_step_begins_before_its_forward_and_ends_behind_it(agent: Any, tmp_path: Path) -> None:

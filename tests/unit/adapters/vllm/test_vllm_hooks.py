@@ -30,6 +30,7 @@ class NPUModelRunner:
         self.calls: list[str] = []
         self.model = "the model"
         self.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(block_size=64))
+        self.kv_caches = [("keys", "values")]
         #: Order of the batch.
         self.input_batch = SimpleNamespace(req_ids=[], sampling_metadata=SimpleNamespace())
 
@@ -71,9 +72,9 @@ class FakeWorker:
     def after_load(self, model: Any) -> None:
         self.calls.append(f"loaded {model}")
 
-    def after_cache(self, block_size: int) -> None:
+    def after_cache(self, block_size: int, caches: list[tuple[Any, Any]], reserved: tuple[int, ...]) -> None:
         assert steplog.process_log() is not None
-        self.calls.append(f"cached {block_size}")
+        self.calls.append(f"cached {block_size}, {len(caches)} layers, reserved {reserved}")
 
 
 class FakeRecorder:
@@ -190,7 +191,7 @@ def test_the_worker_is_told_when_the_model_and_the_cache_are_there(
     assert runner.initialize_kv_cache("config") == "cache config"
     (worker,) = FakeWorker.made
     assert worker.about == ("vllm", 1, 3)
-    assert worker.calls == ["before build", "loaded the model", "cached 64"]
+    assert worker.calls == ["before build", "loaded the model", "cached 64, 1 layers, reserved (0,)"]
     assert {fact.name: fact.value for fact in read_live(tmp_path)[1]} == {"a": 1, "b": 1}
 
 
