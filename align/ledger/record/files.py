@@ -6,7 +6,8 @@
     rank0.bin      those tensors, one safetensors image after the other
     run1.json      the token ids of that run's requests, prompt and answer, once it is over
 
-A line follows its tensors, so what a line names is whole; a last line that was cut does not count.
+A line follows its tensors, so what a line names is whole; a last line that was cut does not count. A line leaves out
+what the line before it says as well: most of a record is that of the step before.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 
@@ -39,6 +41,7 @@ class LedgerWriter:
         self._lines = (directory / f"rank{rank}.jsonl").open("w", encoding="utf-8")
         self._data = (directory / f"rank{rank}.bin").open("wb")
         self._at = 0
+        self._before: dict[str, Any] = {}
 
     def write(self, record: IndexRecord) -> int:
         """Append a record; returns the bytes that it takes."""
@@ -46,7 +49,9 @@ class LedgerWriter:
         image = b"".join(encode(tensors, {"schema": str(SCHEMA)}))
         self._data.write(image)
         self._data.flush()
-        line = json.dumps({**plain, "at": self._at, "bytes": len(image)}, separators=(",", ":")) + "\n"
+        new = {key: value for key, value in plain.items() if key not in self._before or self._before[key] != value}
+        line = json.dumps({**new, "at": self._at, "bytes": len(image)}, separators=(",", ":")) + "\n"
+        self._before = plain
         self._at += len(image)
         self._lines.write(line)
         self._lines.flush()
@@ -118,14 +123,15 @@ def read_records(directory: Path) -> Records | None:
 
 
 def _read_rank(path: Path) -> list[IndexRecord]:
-    found = []
+    found: list[IndexRecord] = []
+    plain: dict[str, Any] = {}
     try:
         data = path.with_suffix(".bin").read_bytes()
         with path.open(encoding="utf-8") as lines:
             for line in lines:
                 if not line.endswith("\n"):
                     break  # the worker was killed while it wrote
-                plain = json.loads(line)
+                plain = {**plain, **json.loads(line)}
                 image = data[plain["at"] : plain["at"] + plain["bytes"]]
                 found.append(IndexRecord.join(plain, safetensors.torch.load(image)))
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:

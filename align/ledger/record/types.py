@@ -174,7 +174,9 @@ class IndexRecord:
 
     def split(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """JSON-able part and tensors; the inverse of :meth:`join`."""
-        tensors = {"found.where": self.found.where, "found.sums": self.found.sums}
+        tensors: dict[str, Tensor] = {}
+        if self.found.where.shape[0]:
+            tensors |= {"found.where": self.found.where, "found.sums": self.found.sums}
         if self.written is not None:
             tensors["written"] = self.written
         for layer, indices in ((0, self.base), *self.other.items()):
@@ -209,7 +211,9 @@ class IndexRecord:
             other={layer: _indices(tensors, layer) for layer in plain["other"]},
             dtypes=plain["dtypes"],
             written=tensors.get("written"),
-            found=Found(tensors["found.where"], tensors["found.sums"], plain["found_total"]),
+            found=Found(
+                tensors.get("found.where", Found().where), tensors.get("found.sums", Found().sums), plain["found_total"]
+            ),
             calls=plain["calls"],
         )
 
