@@ -143,8 +143,7 @@ def _one_side(row: Row, wanted: Any, side: SideFacts, case: Case) -> _Side:
     if row.compare == "token_ids":
         if side.token_ids is None:
             return _Side(None, "", None, said("condition.ids_not_recorded"))
-        caching = side.fact("prefix_caching")
-        ok, why = judge.token_ids(wanted, side.token_ids, caching is not None and caching.value is True)
+        ok, why = judge.token_ids(wanted, side.token_ids, _caches(side))
         return _Side(_ids_summary(side.token_ids), "ids as the worker saw them", ok, why)
     if row.compare == "files":
         if side.files is None:
@@ -164,6 +163,12 @@ def _one_side(row: Row, wanted: Any, side: SideFacts, case: Case) -> _Side:
     values = {name: fact.value for name, fact in known.items()}
     ok, why = _judge(row, wanted, values, side, case)
     return _Side(_shown(row, values), where, ok, why)
+
+
+def _caches(side: SideFacts) -> bool:
+    """Whether prefixes are kept from earlier requests."""
+    caching = side.fact("prefix_caching")
+    return caching is not None and caching.value is True
 
 
 def _judge(row: Row, wanted: Any, values: dict[str, Any], side: SideFacts, case: Case) -> judge.Judged:
@@ -187,7 +192,7 @@ def _judge(row: Row, wanted: Any, values: dict[str, Any], side: SideFacts, case:
             return judge.greedy(values)
         case "chunked_prefill":
             prompts = {request.name: len(request.token_ids) for request in case.requests}
-            return judge.chunked_prefill(wanted, values, side.engine, side.steps, prompts)
+            return judge.chunked_prefill(wanted, values, side.engine, side.steps, prompts, _caches(side))
         case "window":
             return judge.window(wanted, values, capacity(case).max_model_len)
         case "frequencies":

@@ -110,14 +110,23 @@ def greedy(facts: Mapping[str, Any]) -> Judged:
 
 
 def chunked_prefill(
-    need: int, facts: Mapping[str, Any], engine: str, steps: Sequence[StepRecord], prompts: Mapping[str, int]
+    need: int,
+    facts: Mapping[str, Any],
+    engine: str,
+    steps: Sequence[StepRecord],
+    prompts: Mapping[str, int],
+    cached: bool = False,
 ) -> Judged:
     """No prompt may be computed in parts.
+
+    What an earlier request left in a prefix cache is not computed at all, and a request that lost its place in the
+    cache is computed again along with what it has generated: neither is a part.
 
     Args:
         need: tokens of the largest group of prompts that arrives together.
         steps: those of the run, if there was one; its rows are the proof.
         prompts: length of each request's prompt.
+        cached: prefixes are kept from earlier requests.
     """
     if facts["chunked_prefill"] not in (False, NO_SUCH_MODE):
         return False, said("condition.it_is_on")
@@ -128,8 +137,9 @@ def chunked_prefill(
     for step in steps:
         for span in step.rows:
             prompt = prompts.get(span.request, 0)
-            if span.start < prompt and (span.start, span.count) != (0, prompt):
-                last = span.start + span.count - 1
+            last = span.start + span.count - 1
+            begun = span.start > 0 and not cached
+            if span.start < prompt and (begun or last < prompt - 1):
                 return False, said(
                     "condition.split", step=step.step, first=span.start, last=last, request=span.request, prompt=prompt
                 )

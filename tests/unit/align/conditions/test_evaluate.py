@@ -168,6 +168,24 @@ def test_a_split_prompt_is_seen_in_the_steps() -> None:
     assert not_ok(found) == {"chunked_prefill": "false"} and "positions 0–2 of r0" in found["chunked_prefill"].why
 
 
+def test_a_prefix_that_is_kept_is_no_part_of_a_prompt() -> None:
+    steps = (StepRecord(0, "prefill", (RowSpan("r0", 2, 2), RowSpan("r1", 0, 2)), {}),)
+    kept = {"prefix_caching": True}
+    assert not_ok(judged(candidate=side("lmdeploy", steps=steps))) == {"chunked_prefill": "false"}
+    assert not_ok(judged(candidate=side("lmdeploy", kept, steps=steps))) == {"prefix_caching": "false"}
+    parts = (StepRecord(0, "prefill", (RowSpan("r0", 2, 1), RowSpan("r1", 0, 2)), {}),)
+    assert "chunked_prefill" in not_ok(judged(candidate=side("lmdeploy", kept, steps=parts)))
+
+
+def test_a_request_that_is_computed_again_is_not_split() -> None:
+    """After preemption: the prompt and what was generated, in one step."""
+    steps = (
+        StepRecord(0, "prefill", (RowSpan("r0", 0, 4), RowSpan("r1", 0, 2)), {}),
+        StepRecord(3, "mixed", (RowSpan("r0", 0, 6, 1),), {}),
+    )
+    assert not_ok(judged(candidate=side("lmdeploy", steps=steps))) == {}
+
+
 WINDOWED = {**CONFIG, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
 
 
