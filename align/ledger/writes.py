@@ -168,6 +168,8 @@ def _conflicts(at: At, tokens: list[_Token], accused: list[tuple[Entry, int]]) -
         if first is not token:
             twice.append((first, token))
     for first, token in twice:
+        if _same_bits(at, first, token):
+            continue
         entry = causes.get(token.row) or causes.get(first.row)
         if entry is None:
             detail = {"of": at.record.spans[first.row].request, "block": token.slot // at.size}
@@ -178,6 +180,20 @@ def _conflicts(at: At, tokens: list[_Token], accused: list[tuple[Entry, int]]) -
             _taint(at, both, entry, accused)
             shaky[both.row, both.slot // at.size] = entry
     return shaky
+
+
+def _same_bits(at: At, first: _Token, token: _Token) -> bool:
+    """Whether two rows are one position of one prefix and hold the same bits: either may be written last."""
+    ledger, record = at.ledger, at.record
+    one, other = record.spans[first.row].request, record.spans[token.row].request
+    hindsight = ledger.hindsight
+    if first.position != token.position or one == other:
+        return False
+    if not (hindsight.shared(one, other, token.position) or hindsight.shared(other, one, token.position)):
+        return False
+    layers = [at.layer] if at.plane else [layer for layer in range(record.layers) if layer not in ledger.planes[1:]]
+    sums = [(ledger.events.sums_of(first.event, layer), ledger.events.sums_of(token.event, layer)) for layer in layers]
+    return all(mine is not None and theirs is not None and (mine == theirs).all() for mine, theirs in sums)
 
 
 def _accuse_owner(at: At, token: _Token, visit: Visit, position: int) -> Entry:
