@@ -40,6 +40,7 @@ class EngineSpec:
         device: ``simnpu`` or ``ascend``.
         options: what overrides the settings above, see :func:`split_options`.
         patches: files that run in every worker of this side, see :mod:`adapters.probe.patch`.
+        audit: record every index of the cache, see :mod:`align.ledger`.
     """
 
     engine: str
@@ -60,6 +61,7 @@ class EngineSpec:
     device: str = "simnpu"
     options: dict[str, Any] = field(default_factory=dict)
     patches: tuple[str, ...] = ()
+    audit: bool = True
 
 
 @dataclass(frozen=True)

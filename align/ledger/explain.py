@@ -73,6 +73,7 @@ def _finding(
         "block": None if first.page is None else block_rows(first.page, first.slot),
         "detail": dict(first.detail),
         "call": first.call,
+        "handed_to": "attention" if first.kind in OF_READS else "write",
         "run": first.run,
         "recorded_run": recorded,
         "other_runs": [run for run in runs if run != recorded] if recorded is not None else [],
