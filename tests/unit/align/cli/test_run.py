@@ -47,10 +47,19 @@ class FakeSession:
     error: BaseException | None
 
     def __init__(
-        self, case: Any, info: Any, interpreters: Any, directory: Path, limits: Any, watcher: Any, extras: Any
+        self,
+        case: Any,
+        info: Any,
+        interpreters: Any,
+        directory: Path,
+        limits: Any,
+        watcher: Any,
+        extras: Any,
+        audit: bool = True,
     ) -> None:
         self.case, self.interpreters, self.directory, self.limits = case, interpreters, directory, limits
-        self.extras, self.roles = extras, tuple(interpreters)
+        self.extras, self.roles, self.audit = extras, tuple(interpreters), audit
+        self.directories = {role: directory / role for role in interpreters}
         self.outcome = Outcome({role: SideOutcome(interpreters[role].engine) for role in interpreters})
         self.stages: list[str] = []
         self.made.append(self)
