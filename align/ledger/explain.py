@@ -93,7 +93,7 @@ def _finding(
         {"writer": _plain(wrong.writer), "victim": _plain(wrong.victim), "step": wrong.step} for wrong in group[1:]
     ]
     if others:
-        evidence |= {"others": others[:LISTED], "others_total": len(others)}
+        evidence |= {"further": others[:LISTED], "further_total": len(others)}
     call = f" ({first.call})" if first.call else ""
     what = "block table and lengths" if first.kind in OF_READS else "slots"
     return Finding(

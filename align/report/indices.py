@@ -3,7 +3,7 @@ read it first, and the block in question before and after."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from align.report.markdown import Markdown
@@ -56,9 +56,9 @@ def _lines(finding: Finding, say: Say) -> Iterator[Claim]:
     if scope:
         shown = {name: cut(scope[name], _LISTED) for name in ("steps", "layers", "ranks")}
         yield "indices.scope", {**shown, "places": scope["places"]}
-    if evidence.get("others_total"):
-        named = [_other(one, say) for one in evidence["others"][:_LISTED]]
-        yield "indices.others", {"count": evidence["others_total"], "names": _joined(named, say)}
+    if evidence.get("further_total"):
+        named = [_other(one, say) for one in evidence["further"][:_LISTED]]
+        yield "indices.others", {"count": evidence["further_total"], "names": _joined(named, say)}
     if evidence.get("elsewhere"):
         yield "indices.elsewhere", {"runs": cut(evidence["other_runs"]), "recorded": evidence["recorded_run"]}
     elif evidence.get("other_runs"):
@@ -113,6 +113,11 @@ def block(finding: Finding) -> tuple[int, list[dict[str, Any]], int] | None:
     changed = [at for at, row in enumerate(rows) if row["before"] != row["after"]][:CHANGED]
     chosen = sorted({*near, *changed} & set(range(len(rows)))) or list(range(min(len(rows), CHANGED)))
     return rows[0]["slot"] // len(rows), [rows[at] for at in chosen], len(rows) - len(chosen)
+
+
+def names_runs(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a request of another run stands in a row."""
+    return any("(run " in row[when] for row in rows for when in ("before", "after"))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from align.errors import SideError
 from align.models import qwen3
 from align.run import certify
 from align.run.outcome import Outcome, SideOutcome
+from align.run.request import load_request
 from envs import profiles
 from envs.profiles import Interpreter
 from tests.unit.align.run import fakes
@@ -403,3 +404,13 @@ def test_options_of_one_side_reach_that_side(align: Callable[..., Any], checkpoi
     assert session.extras["reference"].patches == (str(patch),)
     assert session.interpreters["reference"].env == {"FLAG": "1"}, "set, or removed, before the interpreter starts"
     assert session.interpreters["candidate"].env == {"OMP_NUM_THREADS": "1"}
+
+
+def test_the_indices_are_recorded_unless_told_otherwise(
+    align: Callable[..., Any], checkpoint: Path, tmp_path: Path
+) -> None:
+    for number, more in enumerate(((), ("--no-audit",))):
+        out = tmp_path / f"out{number}"
+        assert align(*TOKENS, "--model", str(checkpoint), "--out", str(out), *more)[0] == 0
+        assert FakeSession.made[-1].audit is not bool(more)
+        assert load_request(out).audit is not bool(more)

@@ -215,5 +215,5 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     leave(tmp_path / "work" / FOLDER, launch([toy()], ("trace",)))
     (tmp_path / "trace").mkdir()
     monkeypatch.setattr("align.run.audit.shutil.copyfile", full)
-    with pytest.raises(UserError, match="No space left"):
+    with pytest.raises(UserError, match="no space is left"):
         keep_records(tmp_path / "work", tmp_path / "trace")
