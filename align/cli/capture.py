@@ -56,6 +56,7 @@ class CaptureSettings:
     json: bool = False
     only: tuple[str, ...] = ()
     lean: bool = False
+    audit: bool = True
 
 
 def execute(settings: CaptureSettings) -> int:
@@ -96,6 +97,7 @@ def execute(settings: CaptureSettings) -> int:
             {role: extras},
             hosts=LocalHosts(),
             directories={role: directory.path / ENGINE},
+            audit=settings.audit,
         )
         alone = Alone(
             session, case, info, directory.path, budget_bytes(settings.values_budget), settings.capture, settings.lean

@@ -42,6 +42,10 @@ Lean = Annotated[
         "all values take; the transplants of a confirmation come on top (--no-confirm leaves them out).",
     ),
 ]
+NoAudit = Annotated[
+    bool,
+    typer.Option("--no-audit", help="Do not record the KV cache's indices; whether they are right is then not known."),
+]
 Floor = Annotated[
     str,
     typer.Option(

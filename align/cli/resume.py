@@ -229,6 +229,7 @@ def _settings(request: RunRequest, path: Path, asked: ResumeSettings | ReplaySet
         confirm=request.confirm,
         accuse=request.accuse,
         lean=request.lean,
+        audit=request.audit,
     )
 
 

@@ -114,6 +114,7 @@ class RunSettings:
     confirm: bool = True
     accuse: tuple[str, ...] = ()
     lean: bool = False
+    audit: bool = True
 
 
 def execute(settings: RunSettings) -> int:
@@ -253,7 +254,7 @@ def _run(settings: RunSettings, known: Known) -> Report:
     limits = Limits(launch=settings.launch_timeout, step=settings.step_timeout)
     engines = {role: interpreter.engine for role, interpreter in interpreters.items()}
     with LiveProgress(console, engines, settings.quiet, expected_steps(case)) as watcher:
-        session = Session(case, info, interpreters, directory.path, limits, watcher, extras)
+        session = Session(case, info, interpreters, directory.path, limits, watcher, extras, audit=settings.audit)
         flow = Flow(session, case, info, wishes, known.keep_tokens)
         known.outcome, known.report = session.outcome, flow.report
         report = flow.run()
@@ -330,6 +331,7 @@ def _request(settings: RunSettings, info: ModelInfo, known: Known) -> RunRequest
         capture=settings.capture,
         values_budget=settings.values_budget,
         lean=settings.lean,
+        audit=settings.audit,
         replay=settings.replay,
         launch_timeout=settings.launch_timeout,
         step_timeout=settings.step_timeout,

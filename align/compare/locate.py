@@ -16,14 +16,12 @@ from align.compare.added import Added
 from align.compare.checkpoint import SLOTS, CheckpointComparison
 from align.compare.collective import OPERATOR
 from align.compare.histories import InputDifference
-from align.compare.rows import CANDIDATE, REFERENCE, RowKey
+from align.compare.indices import LISTED, by_indices, explains, index_findings, placed
 from align.compare.tensors import TensorComparison
 from align.findings import Finding, told
 from align.sentences import Said, raw, said
 from align.trace.format import POSITIONS
 
-#: How many names a finding lists in its evidence.
-LISTED = 16
 _END = (1 << 31, 0)
 
 
@@ -31,6 +29,7 @@ def locate(
     comparison: TensorComparison | None,
     weights_audit: Mapping[str, Sequence[Mapping[str, Any]]],
     tokens_differ: bool,
+    ledger: Sequence[Finding] = (),
 ) -> list[Finding]:
     """What is wrong, the headline first; empty if nothing is.
 
@@ -39,14 +38,16 @@ def locate(
         weights_audit: side → records with ``parameter``, ``status``, ``kind``, ``layer``, ``rows``, ``rows_total``,
             ``max_abs``, ``rank`` and ``live`` (the engine's parameter, with its part if it is fused).
         tokens_differ: by more than near-ties.
+        ledger: path A of both sides (:mod:`align.ledger`).
     """
     found = [] if comparison is None else _inputs(comparison)
     known = [] if comparison is None else [checkpoint.name for checkpoint in comparison.checkpoints]
     found += _weights(weights_audit, known)
+    indices = list(ledger) if comparison is None else index_findings(comparison, ledger)
     if comparison is not None:
-        slots = _slots(comparison)
-        origins = slots + _operators(comparison, slots)
-        found += sorted(origins, key=_order)
+        found += sorted(_operators(comparison, indices), key=_order)
+    found = placed(found, indices)
+    if comparison is not None:
         found += _unexplained(comparison, found)
         found += _nonfinite(comparison, found)
     if tokens_differ and not found:
@@ -58,7 +59,7 @@ def locate(
                 next="repeat the case with one request at a time, then with fewer tokens",
             )
         )
-    return found
+    return found + [finding for finding in indices if not explains(finding)]
 
 
 def _order(finding: Finding) -> tuple[int, int]:
@@ -165,66 +166,20 @@ def _weight_finding(side: str, kind: str, group: Sequence[Mapping[str, Any]], kn
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ slots
-
-
-def _slots(comparison: TensorComparison) -> list[Finding]:
-    found = []
-    for side in (CANDIDATE, REFERENCE):
-        wrong = [checkpoint for checkpoint in comparison.checkpoints if side in checkpoint.wrong_slots]
-        if wrong:
-            first = wrong[0]
-            rows: tuple[RowKey, ...] = first.wrong_slots[side]
-            found.append(
-                Finding(
-                    "A",
-                    "slots",
-                    side=side,
-                    checkpoint=first.name,
-                    layer=first.layer,
-                    requests=tuple(dict.fromkeys(row.request for row in rows)),
-                    positions=tuple(row.position for row in rows[:LISTED]),
-                    evidence={
-                        **told(
-                            said(
-                                "finding.slots",
-                                count=len(rows),
-                                rows=first.rows,
-                                request=rows[0].request,
-                                position=rows[0].position,
-                            )
-                        ),
-                        "rows_total": len(rows),
-                        "scope": {"requests": list(dict.fromkeys(row.request for row in rows))},
-                        **_listed([checkpoint.name for checkpoint in wrong[1:]]),
-                    },
-                    next=f"see how the {side} computes kv_start_indices from its block table",
-                )
-            )
-    return found
-
-
 # -------------------------------------------------------------------------------------------------------- operators
 
 
-def _operators(comparison: TensorComparison, slots: Sequence[Finding]) -> list[Finding]:
+def _operators(comparison: TensorComparison, indices: Sequence[Finding]) -> list[Finding]:
     groups: dict[tuple[str, str], list[tuple[CheckpointComparison, Added]]] = defaultdict(list)
     for checkpoint in comparison.checkpoints:
         for side, added in checkpoint.added.items():
-            if added.verdict == "beyond" and not _by_slots(side, checkpoint, slots):
+            if added.verdict == "beyond" and not by_indices(side, checkpoint, added, indices):
                 groups[side, checkpoint.kind].append((checkpoint, added))
     return [_origin(side, group) for (side, _), group in groups.items()]
 
 
 def _is_reduce(added: Added) -> bool:
     return added.parts[0].residual.operator == OPERATOR
-
-
-def _by_slots(side: str, checkpoint: CheckpointComparison, slots: Sequence[Finding]) -> bool:
-    """Attention that reads a cache whose slots are wrong is not itself at fault."""
-    return checkpoint.kind == "attn.out" and any(
-        finding.side == side and (finding.layer or 0) <= (checkpoint.layer or 0) for finding in slots
-    )
 
 
 def _origin(side: str, group: Sequence[tuple[CheckpointComparison, Added]]) -> Finding:

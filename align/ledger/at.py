@@ -81,5 +81,4 @@ class At:
     def open(self, key: tuple[Any, ...], kind: str, **first: Any) -> Entry:
         """The fault under this key, as it shows here."""
         call = self.record.calls.get("read" if kind in OF_READS else "write", "")
-        where = (self.record.rank, self.record.step, self.layer)
-        return self.ledger.book.open(key, kind, *where, call=call, **first)
+        return self.ledger.book.open(key, kind, self.record, self.layer, call=call, **first)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from align.ledger.at import At
+from align.ledger.hindsight import kv_len
 from align.ledger.record.types import NONE
 from align.ledger.shadow import page_of
 from align.ledger.state import legal
@@ -63,7 +64,7 @@ def _accuse_table(at: At, row: int, position: int, slot: int, event: int) -> Non
     first["writer"] = writer if kind != "unwritten_history" else None if event < 0 else at.event(event)
     first |= {"page": page_of(at.ledger.events, block, page, page)}
     entry = at.open((span.request,), kind, expected=at.ledger.owned.slot(at.plane, span.request, position), **first)
-    entry.note(at.record.step, at.layer, span.request)
+    entry.note(at.record, at.layer, span.request)
     at.ledger.table_cause[at.plane, row] = entry
 
 
@@ -82,7 +83,8 @@ def read(at: At) -> None:
     for row, span in enumerate(at.record.spans):
         if not span.real:
             continue
-        length = min(int(at.indices.kv_lens[row]), at.indices.tables.shape[1] * at.size)
+        handed = kv_len(at.indices, row)
+        length = min(span.end if handed is None else handed, at.indices.tables.shape[1] * at.size)
         positions = np.arange(max(length, 0))
         slots = at.slots(row, positions)
         found = at.ledger.shadow.read(at.plane, slots)
@@ -101,7 +103,7 @@ def _bad_read(at: At, row: int, position: int, slot: int, event: int) -> None:
     cause = cause or _unexplained(at, row, position, slot, event)
     if cause is not None:
         lost[position] = cause
-        cause.harmed(at.place(row, position), at.layer, at.record.paged)
+        cause.harmed(at.record, at.place(row, position), at.layer)
 
 
 def _unexplained(at: At, row: int, position: int, slot: int, event: int) -> Entry | None:

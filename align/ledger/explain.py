@@ -26,24 +26,42 @@ _ARGUMENTS = ("index_count", "index_dtype", "table_shape", "wrong_q_len", "not_c
 LISTED = 16
 
 
-def findings(wrongs: Sequence[Wrong], side: str | None = None) -> list[Finding]:
+def findings(wrongs: Sequence[Wrong], side: str | None = None, recorded: int | None = None) -> list[Finding]:
     """One finding per kind, the first in time first.
 
     Args:
         side: ``candidate`` or ``reference``: whose cache it was.
+        recorded: the run that everything else was recorded of. A kind that it shows is told by what it shows; kinds
+            that other runs alone show come last, and say so. ``None``: all runs alike.
     """
     groups: dict[str, list[Wrong]] = {}
-    for wrong in sorted(wrongs, key=lambda one: (one.step, one.layer, one.rank)):
-        groups.setdefault(wrong.kind, []).append(wrong)
-    return [_finding(group, side) for group in groups.values()]
+    ordered = sorted(wrongs, key=lambda one: (one.run, one.step, one.layer, one.rank))
+    for wrong in ordered:
+        if recorded is None or recorded in wrong.runs:
+            groups.setdefault(wrong.kind, []).append(wrong)
+    here = len(groups)
+    runs: dict[str, set[int]] = {}
+    for wrong in ordered:
+        runs.setdefault(wrong.kind, set()).update(wrong.runs or (wrong.run,))
+        if wrong.kind not in list(groups)[:here]:
+            groups.setdefault(wrong.kind, []).append(wrong)
+    return [
+        _finding(group, side, sorted(runs[kind]), recorded, at >= here)
+        for at, (kind, group) in enumerate(groups.items())
+    ]
 
 
-def _finding(group: Sequence[Wrong], side: str | None) -> Finding:
+def _finding(
+    group: Sequence[Wrong], side: str | None, runs: Sequence[int], recorded: int | None, elsewhere: bool
+) -> Finding:
     first, check = group[0], checks()[group[0].kind]
+    what_is_wrong = _whole(first)
+    if elsewhere:
+        what_is_wrong = said("ledger.elsewhere", fault=what_is_wrong, runs=list(runs), recorded=recorded)
     requests = dict.fromkeys(one for wrong in group for one in (*_names(wrong.victim), *wrong.requests))
     positions = [] if first.victim is None or first.victim.position < 0 else [first.victim.position]
     evidence: dict[str, Any] = {
-        **told(_whole(first)),
+        **told(what_is_wrong),
         "fault": first.kind,
         "formula": check.formula,
         "computed": _computed(first),
@@ -55,6 +73,12 @@ def _finding(group: Sequence[Wrong], side: str | None) -> Finding:
         "block": None if first.page is None else block_rows(first.page, first.slot),
         "detail": dict(first.detail),
         "call": first.call,
+        "handed_to": "attention" if first.kind in OF_READS else "write",
+        "run": first.run,
+        "recorded_run": recorded,
+        "other_runs": [run for run in runs if run != recorded] if recorded is not None else [],
+        "elsewhere": elsewhere,
+        "harmed": {} if elsewhere else _reach(group),
         "scope": {
             "steps": sorted({step for wrong in group for step in wrong.steps}),
             "layers": sorted({layer for wrong in group for layer in wrong.layers}),
@@ -69,7 +93,7 @@ def _finding(group: Sequence[Wrong], side: str | None) -> Finding:
         {"writer": _plain(wrong.writer), "victim": _plain(wrong.victim), "step": wrong.step} for wrong in group[1:]
     ]
     if others:
-        evidence |= {"others": others[:LISTED], "others_total": len(others)}
+        evidence |= {"further": others[:LISTED], "further_total": len(others)}
     call = f" ({first.call})" if first.call else ""
     what = "block table and lengths" if first.kind in OF_READS else "slots"
     return Finding(
@@ -85,6 +109,16 @@ def _finding(group: Sequence[Wrong], side: str | None) -> Finding:
         evidence=evidence,
         next=f"see where the {side or 'engine'} makes the {what} of step {first.step}{call}: {check.formula}",
     )
+
+
+def _reach(group: Sequence[Wrong]) -> dict[str, dict[str, int]]:
+    """Request → layer and position of the query from which on its attention is wrong."""
+    found: dict[str, dict[str, int]] = {}
+    for wrong in group:
+        for request, (layer, position) in wrong.reach.items():
+            before = found.setdefault(request, {"layer": layer, "position": position})
+            found[request] = {"layer": min(before["layer"], layer), "position": min(before["position"], position)}
+    return found
 
 
 def sentence(wrong: Wrong) -> Said:

@@ -11,7 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from align.ledger.record.types import IndexRecord, Span
+from align.ledger.record.types import IndexRecord, Indices, Span
+
+
+def kv_len(indices: Indices, row: int) -> int | None:
+    """The length that a row was handed; ``None`` if it was handed none, or that was not recorded."""
+    return int(indices.kv_lens[row]) if row < indices.kv_lens.shape[0] else None
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,7 @@ class Hindsight:
             if number > record and self.visits[other.spans[row].request][0].record == number:
                 continue
             tables = other.base.tables
-            if index < tables.shape[1] and int(tables[row, index]) == block:
+            there = tables.dim() == 2 and row < tables.shape[0] and index < tables.shape[1]
+            if there and int(tables[row, index]) == block:
                 return other.spans[row].request, other.step
         return None

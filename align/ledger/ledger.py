@@ -17,7 +17,7 @@ import numpy as np
 from align.ledger import slots
 from align.ledger.at import At
 from align.ledger.attend import history, read
-from align.ledger.hindsight import Hindsight
+from align.ledger.hindsight import Hindsight, kv_len
 from align.ledger.record.types import NONE, IndexRecord
 from align.ledger.shadow import Events, Ints, Shadow
 from align.ledger.state import Owned
@@ -28,6 +28,8 @@ from align.ledger.wrong import Book, Entry, Wrong
 
 #: Kinds that make all indices of a row meaningless: nothing else is asked of it in that step.
 _OF_TABLES = ("table_range", "minus_one", "short_table", "prefix_missing", "table_repeats")
+#: Kinds that make the arguments of a row wrong, and of those behind it.
+_OF_ALL_ROWS = ("table_shape", "wrong_q_len", "not_cumulative")
 _OF_LENGTHS = ("frozen_length", "doubled_length", "wrong_length", "layer_length")
 
 
@@ -61,9 +63,16 @@ def audit(
     wrongs: list[Wrong] = []
     unseen: set[str] = set()
     for rank in sorted({record.rank for record in records}):
-        ledger = Ledger([record for record in records if record.rank == rank], tokens, complete)
-        wrongs += ledger.replay()
-        unseen |= ledger.unseen
+        left, whole = [record for record in records if record.rank == rank], complete
+        while left:
+            ledger = Ledger(left, tokens, whole)
+            wrongs += ledger.replay()
+            unseen |= ledger.unseen
+            if ledger.broken is None:
+                break
+            # What stands in the cache is not known any more; the next run begins with requests of its own.
+            run = left[ledger.broken].run
+            left, whole = [record for record in left[ledger.broken + 1 :] if record.run > run], False
     return Audit(tuple(wrongs), len(records), tuple(sorted(unseen)))
 
 
@@ -94,6 +103,8 @@ class Ledger:
         self.length_cause: dict[tuple[int, int], Entry] = {}
         self.count_cause: dict[int, Entry] = {}
         self.unseen: set[str] = set()
+        #: The record that could not be replayed.
+        self.broken: int | None = None
         if any(record.written is None for record in records):
             self.unseen.add("writes that no index accounts for: checksums were not taken")
         if any(record.lossy for record in records):
@@ -103,22 +114,33 @@ class Ledger:
         self._hypotheses: dict[tuple[str, int], slots.Hypothesis] = {}
 
     def replay(self) -> list[Wrong]:
-        """What is wrong, in order of step and layer."""
+        """What is wrong, in order of run, step and layer; up to a malformed record, which :attr:`broken` tells."""
         for number, record in enumerate(self.records):
-            events = self.events.add(number, record)
-            self.table_cause, self.length_cause, self.count_cause = {}, {}, {}
-            planes = [At(self, plane, number, record) for plane in range(len(self.planes))]
-            for flaw in flaws(self.hindsight, number):
-                self._note(planes, flaw, events)
-            if record.written is not None:
-                self.owned.written(record)
-            for at in planes:
-                history(at)
-                write(at, events)
-            for at in planes:
-                read(at)
-            check_sums(planes[0])
+            try:
+                self._replay(number, record)
+            except Exception as error:  # whatever a worker wrote: one bad record must not abort a comparison
+                self.broken = number
+                where = f"run {record.run} of rank {record.rank} from its step {record.step} on"
+                self.unseen.add(f"{where}: the record is malformed: {type(error).__name__}: {error}")
+                break
         return self.book.wrongs()
+
+    def _replay(self, number: int, record: IndexRecord) -> None:
+        events = self.events.add(number, record)
+        self.table_cause, self.length_cause, self.count_cause = {}, {}, {}
+        planes = [At(self, plane, number, record) for plane in range(len(self.planes))]
+        if any(at.indices.kv_lens.shape[0] < len(record.spans) for at in planes):
+            self.unseen.add("lengths: fewer of them than rows of the batch were handed over, or recorded")
+        for flaw in flaws(self.hindsight, number):
+            self._note(planes, flaw, events)
+        if record.written is not None:
+            self.owned.written(record)
+        for at in planes:
+            history(at)
+            write(at, events)
+        for at in planes:
+            read(at)
+        check_sums(planes[0])
 
     def hypothesis(self, request: str, layer: int) -> slots.Hypothesis:
         """What the wrong slots of a request follow."""
@@ -140,7 +162,8 @@ class Ledger:
         entry = affected[0].open((request,), flaw.kind, writer=writer, **first)
         bounds = np.cumsum([0, *(one.count for one in record.spans)])
         for at in affected:
-            entry.note(record.step, at.layer, request)
+            entry.note(record, at.layer, request)
+            _mislead(entry, at, flaw)
             if flaw.kind == "index_count":
                 self.count_cause[at.plane] = entry
             elif flaw.kind in _OF_LENGTHS:
@@ -149,3 +172,16 @@ class Ledger:
                 self.table_cause[at.plane, flaw.row] = entry
                 for event in events[bounds[flaw.row] : bounds[flaw.row + 1]].tolist():
                     self.taint[at.plane, event] = entry
+
+
+def _mislead(entry: Entry, at: At, flaw: Flaw) -> None:
+    """Attention that is handed wrong arguments is wrong whatever the cache holds."""
+    record = at.record
+    if flaw.kind in _OF_LENGTHS and record.paged:
+        handed = kv_len(at.indices, flaw.row)
+        end = record.spans[flaw.row].end
+        entry.misled(record, at.place(flaw.row, min(end if handed is None else handed, end)), at.layer)
+    elif flaw.kind in _OF_ALL_ROWS and (record.paged or flaw.kind != "table_shape"):
+        for span in record.spans[max(0, flaw.row) :]:
+            if span.real:
+                entry.reach.setdefault(span.request, (at.layer, span.start))

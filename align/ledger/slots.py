@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from align.ledger.hindsight import Hindsight
+from align.ledger.hindsight import Hindsight, kv_len
 from align.ledger.record.types import NONE, IndexRecord, Indices
 from align.ledger.shadow import Ints
 
@@ -126,13 +126,15 @@ def _gather(hindsight: Hindsight, request: str, layer: int) -> _Seen:
     for visit in hindsight.visits[request]:
         record = hindsight.records[visit.record]
         indices = record.at(layer)
-        if int(indices.kv_lens[visit.row]) != visit.span.end:
+        tables = indices.tables.numpy()
+        if kv_len(indices, visit.row) not in (None, visit.span.end):
+            continue  # slots that are derived from a wrong length say nothing
+        if tables.ndim != 2 or tables.shape[0] < len(record.spans):
             continue
         first = sum(span.count for span in record.spans[: visit.row])
         slots = indices.slots[first : first + visit.span.count].tolist()
         positions = np.arange(visit.span.start, visit.span.start + len(slots))
         size = record.pool.block_size
-        tables = indices.tables.numpy()
         mine = tables[visit.row]
         others = {
             span.request: formula(tables[row], positions, size)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from align.ledger.hindsight import Hindsight
+from align.ledger.hindsight import Hindsight, kv_len
 from align.ledger.record.types import NONE, IndexRecord, Indices
 
 _INT32 = ("int32", "torch.int32")
@@ -103,9 +103,10 @@ def _lengths(hindsight: Hindsight, number: int, indices: Indices, layer: int) ->
         if not span.real or row >= len(lengths) or lengths[row] == span.end:
             continue
         detail = {"seen": lengths[row], "expected": span.end}
-        if layer and base[row] == span.end:
+        of_base = base[row] if row < len(base) else None
+        if layer and of_base == span.end:
             yield Flaw("layer_length", layer, row, detail=detail)
-        elif not layer or lengths[row] != base[row]:
+        elif not layer or lengths[row] != of_base:
             yield Flaw(_length_kind(hindsight, span.request, layer), layer, row, detail=detail)
         else:
             yield Flaw(_length_kind(hindsight, span.request, 0), layer, row, detail=detail)
@@ -117,8 +118,8 @@ def _length_kind(hindsight: Hindsight, request: str, layer: int) -> str:
     handed: int | None = None
     for visit in hindsight.visits[request]:
         before = handed
-        handed = int(hindsight.records[visit.record].at(layer).kv_lens[visit.row])
-        if handed != visit.span.end:
+        handed = kv_len(hindsight.records[visit.record].at(layer), visit.row)
+        if handed is not None and handed != visit.span.end:
             frozen &= handed == before
             doubled &= handed == visit.span.end + visit.span.count or (
                 before is not None and handed == before + 2 * visit.span.count

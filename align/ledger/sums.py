@@ -34,7 +34,7 @@ def check_sums(at: At) -> None:
         if written is None or (written == found).all():
             continue
         lost[position] = _accuse(here, layer, row, position, int(slot[0]), int(event[0]), found)
-        lost[position].harmed(here.place(row, position), layer, record.paged)
+        lost[position].harmed(record, here.place(row, position), layer)
 
 
 def _accuse(at: At, layer: int, row: int, position: int, slot: int, event: int, found: Ints) -> Entry:
@@ -50,10 +50,9 @@ def _accuse(at: At, layer: int, row: int, position: int, slot: int, event: int, 
     first["page"] = page_of(ledger.events, block, before, after)
     first["detail"] = {"block": block, "zero": not bool(found.any()), "last": slot == record.pool.slots - 1}
     first["call"] = record.calls.get("write", "")
-    where = (record.rank, record.step, layer)
     if place is not None and not again:
         kind = "minus_one" if (at.plane, by) in ledger.slotless else "stomped"
-        return ledger.book.open((span.request,), kind, *where, writer=place, **first)
+        return ledger.book.open((span.request,), kind, record, layer, writer=place, **first)
     if ledger.events.record(event) == at.number and not record.lossy:
-        return ledger.book.open((), "content", *where, writer=at.event(event), **first)
-    return ledger.book.open((span.request,), "stomped", *where, writer=None, **first)
+        return ledger.book.open((), "content", record, layer, writer=at.event(event), **first)
+    return ledger.book.open((span.request,), "stomped", record, layer, writer=None, **first)

@@ -76,7 +76,7 @@ def write(at: At, events: Ints) -> None:
 def _taint(at: At, token: _Token, entry: Entry, accused: list[tuple[Entry, int]]) -> None:
     at.ledger.taint[at.plane, token.event] = entry
     span = at.record.spans[token.row]
-    entry.note(at.record.step, at.layer, span.request)
+    entry.note(at.record, at.layer, span.request)
     if span.real:
         at.ledger.owned.lost(at.plane, span.request)[token.position] = entry
     if 0 <= token.slot < at.record.pool.slots:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from align.ledger.record.types import NONE
+from align.ledger.record.types import NONE, IndexRecord
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,10 @@ class Wrong:
         count: places that show it, over steps and layers.
         steps, layers, requests: all that show it.
         call: ``file:line`` in the engine.
+        run: of the launch in which it showed first.
+        runs: all that show it.
+        reach: request → layer and position from which on its attention is wrong for it, in the last of ``runs``; the
+            position is that of the query. Empty if no attention is.
     """
 
     kind: str
@@ -71,6 +75,9 @@ class Wrong:
     layers: tuple[int, ...] = ()
     requests: tuple[str, ...] = ()
     call: str = ""
+    run: int = 0
+    runs: tuple[int, ...] = ()
+    reach: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class Entry:
@@ -86,46 +93,59 @@ class Entry:
         self.steps: set[int] = set()
         self.layers: set[int] = set()
         self.requests: dict[str, None] = {}
+        self.runs: set[int] = set()
+        self.reach: dict[str, tuple[int, int]] = {}
 
-    def note(self, step: int, layer: int, request: str = "") -> None:
+    def note(self, record: IndexRecord, layer: int, request: str = "") -> None:
         """It shows here as well."""
         self.count += 1
-        self.steps.add(step)
+        self.steps.add(record.step)
         self.layers.add(layer)
+        self.runs.add(record.run)
         if request:
             self.requests.setdefault(request)
 
-    def harmed(self, place: Place, layer: int, paged: bool) -> None:
-        """What it left was found where a request looks for its own; read by attention if ``paged``."""
-        self.note(place.step, layer, place.request)
+    def harmed(self, record: IndexRecord, place: Place, layer: int) -> None:
+        """What it left was found where a request looks for its own; read by attention if that reads the cache."""
+        self.note(record, layer, place.request)
         if self.victim is None:
             self.victim = place
-        if self.read is None and paged:
+        if record.paged:
+            self.misled(record, place, layer)
+
+    def misled(self, record: IndexRecord, place: Place, layer: int) -> None:
+        """Attention of a request reads what is not its own, or not all that is: key ``place`` is the first."""
+        if self.read is None:
             self.read, self.read_layer = place, layer
+        start = record.spans[place.row].start
+        before = self.reach.get(place.request, (layer, start))
+        self.reach[place.request] = (min(before[0], layer), min(before[1], start))
 
     def made(self) -> Wrong:
         return Wrong(
             self.kind, self.rank, self.step, self.layer, victim=self.victim, first_read=self.read,
             read_layer=self.read_layer, count=max(1, self.count), steps=tuple(sorted(self.steps)),
-            layers=tuple(sorted(self.layers)), requests=tuple(self.requests),
+            layers=tuple(sorted(self.layers)), requests=tuple(self.requests), runs=tuple(sorted(self.runs)),
+            reach=dict(self.reach),
             **{"writer": None, **self.first},
         )  # fmt: skip
 
 
 class Book:
-    """Faults of one rank, by what makes them the same: kind, request, layer plane."""
+    """Faults of one rank, by what makes them the same: kind, run, request, layer plane."""
 
     def __init__(self) -> None:
         self.entries: dict[tuple[Any, ...], Entry] = {}
 
-    def open(self, key: tuple[Any, ...], kind: str, rank: int, step: int, layer: int, **first: Any) -> Entry:
+    def open(self, key: tuple[Any, ...], kind: str, record: IndexRecord, layer: int, **first: Any) -> Entry:
         """The entry under this key, made from what was seen first."""
-        entry = self.entries.get((kind, *key))
+        entry = self.entries.get((kind, record.run, *key))
         if entry is None:
-            entry = self.entries[(kind, *key)] = Entry(kind, rank, step, layer, **first)
+            entry = Entry(kind, record.rank, record.step, layer, run=record.run, **first)
+            self.entries[(kind, record.run, *key)] = entry
         return entry
 
     def wrongs(self) -> list[Wrong]:
         """In the order in which they showed first."""
         made = [entry.made() for entry in self.entries.values()]
-        return sorted(made, key=lambda one: (one.step, one.layer))
+        return sorted(made, key=lambda one: (one.run, one.step, one.layer))

@@ -77,6 +77,10 @@ def _checked(result: Result) -> Iterator[Claim]:
     for name, audit in result.weights.items():
         total = audit.equal + audit.differs + len(audit.not_observable)
         yield "check.weights", {"side": f"@side.{name}", "equal": audit.equal, "total": total}
+    for name, ledger in result.ledger.items():
+        if ledger.observable and not ledger.faults:
+            about = {"records": ledger.records, "runs": len(ledger.runs)}
+            yield "check.ledger", {"side": f"@side.{name}", **about}
 
 
 def unchecked(result: Result) -> list[Claim]:
@@ -118,6 +122,12 @@ def _unchecked(result: Result) -> Iterator[Claim]:
         elif audit.not_observable:
             hidden = audit.not_observable
             yield "uncheck.weights", {"side": f"@side.{name}", "count": len(hidden), "names": hidden}
+    for name in _SIDES:
+        ledger = result.ledger.get(name)
+        if ledger is None:
+            yield "uncheck.no_ledger", {"side": f"@side.{name}"}
+        for why in () if ledger is None else ledger.unseen:
+            yield "uncheck.ledger", {"side": f"@side.{name}", "why": raw(why)}
     if result.case is not None:
         case = result.case
         requests, tokens = len(case.requests), case.max_new_tokens

@@ -16,7 +16,7 @@ from align.compare.calls import own_shape
 from align.errors import UserError
 from align.findings import PATHS
 from align.knowledge import PATHS_ZH, Entry, Text, knowledge
-from align.report import again, claims, reach
+from align.report import again, claims, indices, reach
 from align.report.markdown import Markdown, escape, fence
 from align.report.words import LANGUAGES, TEMPLATES, Words, words_of
 from align.result.parts import Condition, Fact, Finding, WalkStep
@@ -59,6 +59,7 @@ def render(result: Result, lang: str = "en") -> str:
         n=number,
         claims=claims,
         reach=reach,
+        indices=indices,
         FINDINGS=FINDINGS,
         ROWS=ROWS,
         LANG=lang,
@@ -268,8 +269,12 @@ class View:
             known["where"] = list(dict.fromkeys(str(one.get("where")) for one in said_by))
         if "inputs_state" in known:
             known["inputs_state"] = self.word("tensor", str(known["inputs_state"]))
+        kind = finding.kind
+        if indices.is_fault(finding):
+            kind = "fault"
+            known |= indices.values(finding, self.say)
         try:
-            return self.say(f"{group}.{finding.kind}", **{str(key): value for key, value in known.items()})
+            return self.say(f"{group}.{kind}", **{str(key): value for key, value in known.items()})
         except KeyError:
             return None
 

@@ -10,6 +10,7 @@ from rich.markup import escape
 from tokenizers import Tokenizer
 
 from align.case.schema import Case
+from align.ledger.sides import Audited
 from align.models.info import ModelInfo
 from align.report.again import measures, suspects
 from align.report.conditions import show_conditions, show_settings
@@ -95,6 +96,9 @@ def show_findings(
     show_conditions(console, report.conditions, verbose)
     if report.tensors is not None:
         show_tensors(console, report.tensors, report.findings, verbose, report.surplus)
+    if report.ledgers:
+        told = "; ".join(_ledger_words(role, one) for role, one in report.ledgers.items())
+        console.print(f"cache indices: {escape(told)}", highlight=False, soft_wrap=True)
     if report.bytes:
         sizes = ", ".join(f"{role} {size_text(count)}" for role, count in report.bytes.items())
         console.print(f"traces {traces}: {sizes}", highlight=False)
@@ -126,6 +130,15 @@ def show_findings(
         console.print(
             f"[yellow]this rests on conditions that do not hold and were allowed: {names}[/yellow]", highlight=False
         )
+
+
+def _ledger_words(role: str, one: Audited) -> str:
+    """What the audit of a side came to; what could not be judged is no pass."""
+    if not one.observable:
+        return f"{role} not observable ({one.unseen[0]})"
+    found = f"{one.faults} fault{'' if one.faults == 1 else 's'}" if one.faults else "all right"
+    rest = f", not all judged: {one.unseen[0]}" if one.unseen else ""
+    return f"{role} {found} in {one.records} records of {len(one.runs)} runs{rest}"
 
 
 def _walked(report: Report) -> Iterator[str]:

@@ -86,6 +86,7 @@ def result_of(
         "surplus": dict(report.surplus),
         "tensors": None if tensors is None else tensors.model_dump(),
         "weights": {side: _audit(records) for side, records in ground.audits.items()},
+        "ledger": {side: one.to_dict() for side, one in report.ledgers.items()},
         "measures": [one.model_dump() for one in measures_of(ground.extras)],
         "walk": [one.model_dump() for one in walk_of(report, ground, command.tensors)],
         "versions": {"align": program_versions(), **ground.versions},

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from align.result.ledger import LedgerAudit
 from align.result.parts import Condition, Documented, Fact, Finding, Measure, SideStability, WalkStep, WeightsAudit
 from align.result.scope import Scope
 from align.result.symptom import Symptom
@@ -150,6 +151,9 @@ class Result(Documented):
     """The comparison of tensors in short; null if none were compared."""
     weights: dict[str, WeightsAudit]
     """By side: live parameters against the checkpoint's files; absent where no audit was left."""
+    ledger: dict[str, LedgerAudit] = Field(default_factory=dict)
+    """By side: the audit of the KV cache's indices; absent where it was not reached, and in results of an earlier
+    version."""
     measures: list[Measure]
     """What one side ran with that is no part of the case: patches and engine options."""
     walk: list[WalkStep]

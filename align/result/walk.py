@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from align.ledger.sides import Audited
 from align.report.words import words_of
 from align.result.ground import Ground
 from align.result.parts import WalkStep
@@ -99,6 +100,8 @@ def _about(stage: str, move: Move, report: Report, ground: Ground) -> dict[str, 
     if stage == "record" and report.tensors is not None:
         covered = report.tensors.coverage
         return {side: f"{covered[side].observed} / {covered[side].expected}" for side in ("candidate", "reference")}
+    if stage == "audit" and report.ledgers:
+        return {"sides": said("list.semicolon", parts=[_audited(*one) for one in report.ledgers.items()])}
     if stage == "compare" and move.tensors is not None:
         counts = [one.verdict for one in move.tensors.checkpoints]
         first = next((one.checkpoint for one in move.findings if one.checkpoint is not None), None)
@@ -122,6 +125,12 @@ def _about(stage: str, move: Move, report: Report, ground: Ground) -> dict[str, 
         kept = {name: None for patterns in ground.values.values() for name in patterns}
         return {"values": _names(list(kept))} if kept else {}
     return {}
+
+
+def _audited(side: str, one: Audited) -> Said:
+    if not one.observable:
+        return said("ledger.not_audited", side=side)
+    return said("ledger.audited", side=side, records=one.records, runs=len(one.runs), faults=one.faults)
 
 
 def _engine(ground: Ground, side: str) -> Said:

@@ -10,6 +10,7 @@ from adapters.base import Generation
 from align.case.schema import Case
 from align.conditions import Condition
 from align.models.info import ModelInfo
+from align.run.audit import keep_records
 from align.run.certify import Certifier
 from align.run.flow import check_recordable
 from align.run.manifest import manifest, write_manifest
@@ -102,6 +103,7 @@ class Alone:
                 checkpoint_files=certifier.files(self._info.path),
                 stable=stable,
             )
+            keep_records(session.directories[role], self._directory)
             write_manifest(self._directory, content)
         return self._recorded(stable, conditions)
 

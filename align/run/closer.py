@@ -15,6 +15,7 @@ from align.compare.tensors import TensorComparison
 from align.errors import UserError
 from align.findings import Finding
 from align.models.info import ModelInfo
+from align.run.audit import audit_recordings, index_faults, keep_records
 from align.run.complete import require_rows
 from align.run.judge import judge_tensors
 from align.run.manifest import manifest, write_manifest
@@ -69,6 +70,7 @@ def record_alone(
             role, part, info, own, work_dir=session.directories[role], checkpoint_files=checkpoint_files,
             stable=stable[role], look=2,
         )  # fmt: skip
+        keep_records(session.directories[role], directory)
         write_manifest(directory, content)
     return judge_alone(directories, look, headline, policy, floor, say)
 
@@ -117,7 +119,9 @@ def _compare(
                 raise UserError(
                     f"the recording of one request alone cannot be read: {error}", "run it again"
                 ) from error
-        return judge_tensors(traces["candidate"], traces["reference"], policy, {}, say, floor)
+        # What the batch did before is told by the batch's own recording.
+        ledger = index_faults(audit_recordings(traces), everywhere=False)
+        return judge_tensors(traces["candidate"], traces["reference"], policy, {}, say, floor, ledger)
 
 
 def _verified(look: Look, tensors: TensorComparison) -> dict[int, str]:

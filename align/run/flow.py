@@ -19,6 +19,7 @@ from align.conditions import refuse, with_configuration
 from align.errors import SideError, UserError
 from align.findings import Finding
 from align.models.info import ModelInfo
+from align.run.audit import audit_unstable, index_faults, keep_and_audit
 from align.run.certify import Certifier, recorded_prompts
 from align.run.closer import CLOSER, record_alone
 from align.run.complete import require_rows
@@ -29,7 +30,7 @@ from align.run.manifest import manifest, write_manifest
 from align.run.recording import DEFAULT_BUDGET_MB, check_lean, first_look, rows_by_request
 from align.run.report import Report
 from align.run.session import Session
-from align.run.stability import refuse_unstable, stability
+from align.run.stability import refuse_unstable, stability, unstable_remarks
 from align.run.traces import TRACE, open_trace, trace_bytes
 from align.run.verdict import overall_verdict
 from align.trace.format import MANIFEST
@@ -152,6 +153,8 @@ class Flow:
             session.generate_again()
         self._check_stability()
         self._compare("free", {role: side.free for role, side in session.outcome.sides.items()})
+        if report.findings:
+            return  # a side does not repeat itself, and its indices say why
         report.findings = with_configuration((), report.conditions)
         if self._structure is not None:
             self._tensors(self._structure)
@@ -191,7 +194,14 @@ class Flow:
             assert side.free is not None and side.again is not None
             found.append(stability(role, side.free.generations, side.again.generations))
         self.report.stability = tuple(found)
-        refuse_unstable(found)
+        if not all(one.stable for one in found):
+            with self.report.timed("audit"):
+                ledgers, faults = audit_unstable(found, self._session.directories)
+                self.report.ledgers, self.report.findings = ledgers, tuple(faults)
+        if self.report.findings:
+            self.report.remarks = (*self.report.remarks, *unstable_remarks(found))
+        else:
+            refuse_unstable(found)
 
     def _compare(self, mode: Literal["free", "replay"], results: Mapping[str, RunResult | None]) -> None:
         candidate, reference = results["candidate"], results["reference"]
@@ -304,6 +314,9 @@ class Flow:
 
     def _judge(self, directories: Mapping[str, Path], look: int = 1) -> None:
         report = self.report
+        with report.timed("audit"):
+            self._session.say("audit", "every index of the cache")
+            report.ledgers = keep_and_audit(self._session.directories, directories)
         self._session.say("compare", "tensors, from layer 0 upward")
         with report.timed("compare"), ExitStack() as stack:
             self._write_manifests(directories, look)
@@ -321,6 +334,7 @@ class Flow:
                 report.comparisons,
                 lambda where: self._session.say("compare", where),
                 self._wishes.floor,
+                index_faults(report.ledgers),
             )
             report.findings = with_configuration(report.findings, report.conditions)
 

@@ -14,6 +14,7 @@ from align.compare.calls import with_calls
 from align.compare.coverage import percent_text
 from align.compare.floor import FloorRule
 from align.compare.host import host_fallbacks
+from align.compare.indices import of_ledger
 from align.compare.locate import locate
 from align.compare.policy import TensorPolicy
 from align.compare.rows import Recorded
@@ -22,7 +23,7 @@ from align.compare.tokens import TokenComparison
 from align.errors import UserError
 from align.findings import Finding
 from align.run.verdict import Verdict, tokens_verdict
-from align.walk.phases import phases_of
+from align.walk.phases import phases_of, with_stages
 
 #: Percent of the checkpoints that a comparison demands unless told otherwise.
 DEFAULT_COVERAGE = 100.0
@@ -58,6 +59,7 @@ def judge_tensors(
     comparisons: Mapping[str, TokenComparison],
     progress: Callable[[str], None] | None = None,
     floor: str = NONE,
+    ledger: Sequence[Finding] = (),
 ) -> tuple[TensorComparison, tuple[Finding, ...]]:
     """Compare two traces and say what is wrong, the headline first.
 
@@ -65,6 +67,7 @@ def judge_tensors(
         comparisons: of the tokens, by mode; empty if there are none.
         progress: hears where the comparison is.
         floor: see :func:`align.calibrate.choose.choose_floor`.
+        ledger: path A of both sides, see :func:`align.run.audit.index_faults`.
 
     Raises:
         UserError: a trace cannot be read at all, nothing in it can be compared, or the floor is not one for them.
@@ -90,7 +93,7 @@ def judge_tensors(
     differ = bool(comparisons) and tokens_verdict(comparisons) == "diverged"
     traces = {"candidate": candidate, "reference": reference}
     affected, unaffected, information = host_fallbacks(compared, traces)
-    located = locate(compared, audits, differ)
+    located = locate(compared, audits, differ, ledger)
     inputs = [one for one in located if one.path == "INPUT"]  # these explain everything
     findings = [*inputs, *affected, *(one for one in located if one.path != "INPUT"), *unaffected]
     compared = replace(compared, notes=(*compared.notes, *information))
@@ -103,6 +106,9 @@ def _with_phases(
     """The first finding that names a checkpoint says in which stage it begins: that decides where to look on."""
     told = compared.pairing.by_order
     for finding in findings:
+        if of_ledger(finding):
+            yield with_stages(finding, sides["reference"])
+            continue
         if told or finding.checkpoint is None:
             yield finding
             continue

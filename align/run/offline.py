@@ -20,6 +20,7 @@ from align.compare.noise import NoisePolicy
 from align.compare.tokens import TokenComparison, compare_tokens
 from align.conditions import RUN, Condition, SideFacts, evaluate, refuse, with_configuration
 from align.errors import UserError
+from align.run.audit import audit_recordings, index_faults
 from align.run.certify import recorded_prompts, recorded_steps
 from align.run.complete import require_rows
 from align.run.diagnose import diagnose_headline
@@ -142,9 +143,17 @@ class Offline:
         with report.timed("tokens"):
             refuse_unstable(report.stability)
             report.comparisons = _tokens(manifests, NoisePolicy.for_dtype(case.dtype, info.layers), case)
+        with report.timed("audit"):
+            report.ledgers = audit_recordings(traces)
         with report.timed("compare"):
             report.tensors, report.findings = judge_tensors(
-                traces["candidate"], traces["reference"], self._policy, report.comparisons, progress, self._floor
+                traces["candidate"],
+                traces["reference"],
+                self._policy,
+                report.comparisons,
+                progress,
+                self._floor,
+                index_faults(report.ledgers),
             )
         report.findings = with_configuration(report.findings, report.conditions)
         if report.findings:

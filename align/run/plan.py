@@ -105,6 +105,7 @@ def engine_spec(
     device: str,
     work_dir: Path,
     extras: SideExtras = SideExtras(),
+    audit: bool = True,
 ) -> EngineSpec:
     """What one engine is asked for. Both engines get the same numbers, apart from ``extras``.
 
@@ -132,6 +133,7 @@ def engine_spec(
         device=device,
         options=dict(extras.options),
         patches=extras.patches,
+        audit=audit,
     )
 
 

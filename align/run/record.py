@@ -54,6 +54,7 @@ def report_record(report: Report) -> dict[str, Any]:
         "min_coverage": report.min_coverage,
         "tensors": None if report.tensors is None else report.tensors.to_dict(),
         "surplus": dict(report.surplus),
+        "ledger": {side: one.to_dict() for side, one in report.ledgers.items()},
         "remarks": list(report.remarks),
         "bytes": dict(report.bytes),
     }

@@ -11,6 +11,7 @@ from align.compare.tensors import TensorComparison
 from align.compare.tokens import TokenComparison
 from align.conditions import Condition
 from align.findings import Finding
+from align.ledger.sides import Audited
 from align.run.plan import SideExtras
 from align.run.stability import Stability
 from align.run.verdict import Verdict
@@ -55,6 +56,7 @@ class Report:
         surplus: rows by role that a side computed ahead of what was asked for; they have no partner, and need none.
         alone: what the request that shows the headline does by itself; ``None`` if it was not tried.
         diagnosis: the headline's checkpoint against float64; ``None`` if there is none, or no values of it.
+        ledgers: by side, what the audit of its cache indices found; empty if it was not reached.
         remarks: what the user should know about how the recordings were given.
         bytes: written by each side's last capture.
         seconds: by stage.
@@ -75,6 +77,7 @@ class Report:
     surplus: dict[str, int] = field(default_factory=dict)
     alone: Alone | None = None
     diagnosis: Diagnosis | None = None
+    ledgers: dict[str, Audited] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     bytes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)

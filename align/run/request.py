@@ -42,6 +42,7 @@ class RunRequest(Strict):
     capture: tuple[str, ...] = ()
     values_budget: int | None = None
     lean: bool = False
+    audit: bool = True
     replay: str = "auto"
     launch_timeout: float = 600.0
     step_timeout: float = 180.0

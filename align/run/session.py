@@ -39,6 +39,7 @@ class Session:
         extras: by role, what one side alone is asked for.
         hosts: where the engines run; the Ray cluster of this run if nothing is given.
         directories: by role, instead of a directory below ``directory``.
+        audit: whether the workers record every index of the cache.
     """
 
     def __init__(
@@ -52,9 +53,11 @@ class Session:
         extras: Mapping[str, SideExtras] | None = None,
         hosts: Hosts | None = None,
         directories: Mapping[str, Path] | None = None,
+        audit: bool = True,
     ) -> None:
         self._case, self._info, self._interpreters = case, info, interpreters
         self._limits, self._watcher, self._extras = limits, watcher, extras or {}
+        self._audit = audit
         self.roles = tuple(role for role in SIDES if role in interpreters)
         self.directories = {role: directory / role for role in self.roles} | dict(directories or {})
         self._requests = case.to_requests(info.eos_ids)
@@ -135,6 +138,7 @@ class Session:
                 device=self._interpreters[role].device,
                 work_dir=side.directory,
                 extras=self._extras.get(role, SideExtras()),
+                audit=self._audit,
             )
             outcome.launched = side.launch(outcome.spec)
             outcome.observations = side.observe()

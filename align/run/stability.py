@@ -9,7 +9,7 @@ from typing import Any
 
 from adapters.base import Generation
 from align.errors import UserError
-from align.sentences import said, text_of
+from align.sentences import Said, said, text_of
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,23 @@ def refuse_unstable(results: Sequence[Stability]) -> None:
     broken = [result for result in results if result.unstable is not None]
     if not broken:
         return
+    told = said("stopped.unstable", sides=_sentences(broken))
+    raise UserError(
+        text_of(told),
+        "make both sides deterministic, then run again: temperature 0 and top_k 1, warm-up off (it leaves entries "
+        "in the KV cache), prefix caching off, no kernel that adds in varying order; if it stays, one request at a "
+        "time shows whether the batch matters",
+        told,
+    )
+
+
+def unstable_remarks(results: Sequence[Stability]) -> tuple[str, ...]:
+    """The first token that a side did not repeat, where something else says why."""
+    broken = [result for result in results if result.unstable is not None]
+    return tuple(text_of(line) for line in _sentences(broken))
+
+
+def _sentences(broken: Sequence[Stability]) -> list[Said]:
     lines = []
     for result in broken:
         token = result.unstable
@@ -107,11 +124,4 @@ def refuse_unstable(results: Sequence[Stability]) -> None:
                 second=second,
             )
         )
-    told = said("stopped.unstable", sides=lines)
-    raise UserError(
-        text_of(told),
-        "make both sides deterministic, then run again: temperature 0 and top_k 1, warm-up off (it leaves entries "
-        "in the KV cache), prefix caching off, no kernel that adds in varying order; if it stays, one request at a "
-        "time shows whether the batch matters",
-        told,
-    )
+    return lines

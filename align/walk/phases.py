@@ -17,6 +17,7 @@ from align.compare.pairing import PairedRow
 from align.compare.residual import ResidualPolicy, judge, largest_of
 from align.compare.rows import Recorded
 from align.compare.tensors import TensorComparison
+from align.findings import Finding
 from align.trace.format import TOKEN_RESIDUAL, WORST_RESIDUAL, StepEntry
 
 Stage = Literal["prefill", "decode 1", "decode N"]
@@ -75,6 +76,15 @@ def phases_of(name: str, side: str | None, sides: Mapping[str, Recorded], compar
         stage: max(states, key=_SEVERITY.__getitem__) for stage, states in found.items() if states
     }
     return Phases(worst)
+
+
+def with_stages(finding: Finding, trace: Recorded) -> Finding:
+    """A finding of the ledger with the stages of the positions whose attention it harmed."""
+    lengths = _prompt_lengths(trace)
+    harmed = finding.evidence["harmed"].items()
+    stages = {_stage_of(request, reach["position"], lengths) for request, reach in harmed}
+    states: dict[Stage, State] = {stage: "beyond" for stage in STAGES if stage in stages}
+    return replace(finding, evidence={**finding.evidence, "phases": Phases(states).to_dict()})
 
 
 def _stage_of(request: str, position: int, lengths: Mapping[str, int]) -> Stage:

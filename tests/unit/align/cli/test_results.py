@@ -47,7 +47,7 @@ def align(align: Align, monkeypatch: pytest.MonkeyPatch, setup: Setup) -> Align:
         monkeypatch.setattr(module, "evaluate", lambda *_, **__: (setup.condition,))
     monkeypatch.setattr(certify, "file_hashes", lambda path: {"model.safetensors": "00"})
 
-    def session(case: Any, info: Any, interpreters: Any, directory: Path, *_: Any) -> Any:
+    def session(case: Any, info: Any, interpreters: Any, directory: Path, *_: Any, **__: Any) -> Any:
         scripted = recordings.Scripted(directory)
         if setup.edit is not None:
             scripted.edits["candidate"] = setup.edit
@@ -190,7 +190,7 @@ def test_compare_writes_the_same_form(align: Align, tmp_path: Path, setup: Setup
     assert (found.source, joint.source) == ("compare", "run")
     for part in ("verdict", "findings", "tokens", "tensors", "coverage", "scope", "engines", "case", "weights"):
         assert getattr(found, part) == getattr(joint, part), part
-    assert [step.stage for step in found.walk] == ["read", "conditions", "tokens", "compare", "diagnose"]
+    assert [step.stage for step in found.walk] == ["read", "conditions", "tokens", "audit", "compare", "diagnose"]
     assert found.details is not None
     assert found.details["tensors"]["checkpoints"]
     assert align("report", str(file), "--out", "-")[1].startswith("# Precision report")

@@ -21,6 +21,7 @@ from align.errors import SideError
 from align.models import qwen3
 from align.run import certify
 from align.run.outcome import Outcome, SideOutcome
+from align.run.request import load_request
 from envs import profiles
 from envs.profiles import Interpreter
 from tests.unit.align.run import fakes
@@ -47,10 +48,19 @@ class FakeSession:
     error: BaseException | None
 
     def __init__(
-        self, case: Any, info: Any, interpreters: Any, directory: Path, limits: Any, watcher: Any, extras: Any
+        self,
+        case: Any,
+        info: Any,
+        interpreters: Any,
+        directory: Path,
+        limits: Any,
+        watcher: Any,
+        extras: Any,
+        audit: bool = True,
     ) -> None:
         self.case, self.interpreters, self.directory, self.limits = case, interpreters, directory, limits
-        self.extras, self.roles = extras, tuple(interpreters)
+        self.extras, self.roles, self.audit = extras, tuple(interpreters), audit
+        self.directories = {role: directory / role for role in interpreters}
         self.outcome = Outcome({role: SideOutcome(interpreters[role].engine) for role in interpreters})
         self.stages: list[str] = []
         self.made.append(self)
@@ -394,3 +404,13 @@ def test_options_of_one_side_reach_that_side(align: Callable[..., Any], checkpoi
     assert session.extras["reference"].patches == (str(patch),)
     assert session.interpreters["reference"].env == {"FLAG": "1"}, "set, or removed, before the interpreter starts"
     assert session.interpreters["candidate"].env == {"OMP_NUM_THREADS": "1"}
+
+
+def test_the_indices_are_recorded_unless_told_otherwise(
+    align: Callable[..., Any], checkpoint: Path, tmp_path: Path
+) -> None:
+    for number, more in enumerate(((), ("--no-audit",))):
+        out = tmp_path / f"out{number}"
+        assert align(*TOKENS, "--model", str(checkpoint), "--out", str(out), *more)[0] == 0
+        assert FakeSession.made[-1].audit is not bool(more)
+        assert load_request(out).audit is not bool(more)

@@ -71,7 +71,7 @@ def test_the_padding_row_and_its_victim_are_told() -> None:
 
 def test_findings_of_one_kind_are_one_and_list_the_others() -> None:
     finding = found("F08")
-    assert finding.evidence["others_total"] == 2 and set(finding.requests) == {"r0", "r1", "r2"}
+    assert finding.evidence["further_total"] == 2 and set(finding.requests) == {"r0", "r1", "r2"}
     assert finding.evidence["detail"]["used"] == 8
 
 

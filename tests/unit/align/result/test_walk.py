@@ -23,15 +23,17 @@ def stages(walk: list[WalkStep]) -> list[tuple[str, str]]:
 
 def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     walk = made.Run(tmp_path / "run", monkeypatch, made.wrong_up).go().result().walk
-    order = ["launch", "conditions", "generate", "conditions", "generate again", "tokens", "record", "compare"]
-    assert stages(walk)[:8] == [(stage, "done") for stage in order]
+    order = ["launch", "conditions", "generate", "conditions", "generate again", "tokens", "record"]
+    order += ["audit", "compare"]
+    assert stages(walk)[:9] == [(stage, "done") for stage in order]
     assert all(step.why for step in walk)
     assert walk[1].why != walk[3].why
     assert walk[1].about == {"ok": 1, "total": 1, "others": "-"}
     assert "2 of 2 sides repeat" in walk[4].found
     assert walk[5].about["equal"] == 2
-    assert walk[7].about["first"] == "layers.1.mlp.up"
-    assert "the first at layers.1.mlp.up" in walk[7].found
+    assert walk[7].found == "candidate: not observable; reference: not observable"
+    assert walk[8].about["first"] == "layers.1.mlp.up"
+    assert "the first at layers.1.mlp.up" in walk[8].found
 
 
 def test_tokens_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +63,7 @@ def test_a_side_that_does_not_repeat_itself_ends_it(tmp_path: Path, monkeypatch:
     run.session.runs["candidate"]["again"] = recordings.generations({"r0": (1, 9), "r1": (3, 4)})
     walk = run.go().result().walk
     step = next(step for step in walk if step.stage == "generate again")
-    assert step.state == "stopped"
+    assert stages(walk)[-4] == ("audit", "stopped")  # whether its indices say why
     assert "1 of 2 sides repeat" in step.found
 
 
