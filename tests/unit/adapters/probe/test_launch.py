@@ -32,6 +32,7 @@ def test_what_is_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         device="ascend",
         options={"top_k": 5, "env.X": None},
         patches=("one.py", "two.py"),
+        audit=False,
     )
     defaults = EngineSpec("vllm", "reference", "/m", "float16", str(tmp_path))
     optional = [field.name for field in fields(EngineSpec)][5:]
