@@ -10,9 +10,13 @@ import pytest
 
 from adapters.probe.spec import CaptureSpec
 from align.errors import SideError
+from align.ledger.record.files import FOLDER
 from align.run import alone, certify
 from align.trace.reader import Trace
 from tests.unit.align.cli.recorded_runs import Align, FakeAlone
+from tests.unit.align.ledger.broken import asked
+from tests.unit.align.ledger.launch import launch, leave
+from tests.unit.align.ledger.toy import Engine
 from tests.unit.align.run import recordings
 
 
@@ -134,7 +138,11 @@ def test_alone_records_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     session.roles = ("reference",)
     del session.outcome.sides["candidate"]
     out = tmp_path / "trace"
+    work = session.directories["reference"] / FOLDER
+    leave(work, launch([Engine(asked()).run()], ("trace",)))
     recorded = alone.Alone(session, recordings.case(), recordings.info(), out, 10**9).run()
+    kept = {path.name: path.read_bytes() for path in (out / FOLDER).iterdir()}
+    assert kept == {path.name: path.read_bytes() for path in work.iterdir()}
     assert session.stages == ["launch", "generate", "observe", "again", "record", "closed"]
     assert (len(recorded.checkpoints), recorded.values, recorded.expected) == (40, 40, 40)
     assert (recorded.steps, recorded.rows) == (2, 7)
@@ -143,3 +151,10 @@ def test_alone_records_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     manifest = Trace(out).manifest
     assert (manifest["side"], manifest["conditions"]) == ("reference", [])
     assert session.outcome.sides["reference"].captures == [CaptureSpec(str(out))]
+
+
+def test_capture_without_the_audit(align: Align, recorder: list[FakeAlone], case_file: Path, tmp_path: Path) -> None:
+    for number, more in enumerate(((), ("--no-audit",))):
+        out = str(tmp_path / f"out{number}")
+        assert align("capture", "vllm", "--case", str(case_file), "--out", out, *more)[0] == 0
+        assert recorder[-1].session.more["audit"] is not bool(more)

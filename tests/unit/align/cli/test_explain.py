@@ -197,7 +197,7 @@ def test_a_checkpoint_as_findings_print_it(align: Callable[..., tuple[int, str, 
         ("attn", "attn: 13 checkpoints"),
         ("layers.1.mlp", "layers.1.mlp: 5 checkpoints"),
         ("rope_base", "rope_base: Rotary frequencies have another base."),
-        ("slots", "slots: Keys and values are written to slots of another token"),
+        ("slots", "slots: The cache is written or read by wrong indices"),
         ("collective", "collective: A reduce over ranks"),
     ],
 )

@@ -81,7 +81,8 @@ def test_engine_spec_carries_what_one_side_alone_is_asked_for() -> None:
     extras = SideExtras({"sampling.top_k": 5}, ("/fix.py",))
     given: dict[str, Any] = {"engine": "vllm", "role": "reference", "device": "simnpu", "work_dir": Path("/w")}
     spec = engine_spec(fakes.case(), fakes.info(), **given, extras=extras)
-    assert (spec.options, spec.patches) == ({"sampling.top_k": 5}, ("/fix.py",))
+    assert (spec.options, spec.patches, spec.audit) == ({"sampling.top_k": 5}, ("/fix.py",), True)
+    assert not engine_spec(fakes.case(), fakes.info(), **given, audit=False).audit
 
 
 def test_tokens_to_follow_must_be_there() -> None:
