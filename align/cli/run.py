@@ -45,8 +45,9 @@ from align.report.document import language
 from align.report.live import LiveProgress
 from align.report.steps import expected_steps
 from align.result.facts import NO_ANSWERS, Answers
+from align.run.confirm import check_accusations
 from align.run.directory import CASE, REQUEST, RunDirectory
-from align.run.flow import Flow, Wishes, check_accusations, check_recordable
+from align.run.flow import Flow, Wishes, check_recordable
 from align.run.judge import coverage_demanded
 from align.run.plan import SIMULATED, check_device, check_launchable, generations_along
 from align.run.recording import check_lean

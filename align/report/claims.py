@@ -203,6 +203,11 @@ def _walked(result: Result, lang: str) -> Iterator[Claim]:
         else:
             found_there = "@walked.nothing" if alone.found is None else raw(alone.found)
             yield "walked.batched", {"request": alone.request, "found": found_there}
+            if alone.pair is not None and alone.pair.requests:
+                yield "walked.pair", {"one": alone.pair.requests[0], "other": alone.pair.requests[1]}
+            elif alone.pair is not None:
+                tried = said("list.comma", parts=alone.pair.tried)
+                yield "walked.no_pair", {"request": alone.request, "tried": tried}
         if alone.verified:
             states = [said("alone.layer", layer=layer, state=state) for layer, state in alone.verified.items()]
             yield "walked.verified", {"layers": said("list.comma", parts=states[:LISTED])}

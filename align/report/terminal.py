@@ -146,6 +146,10 @@ def _walked(report: Report) -> Iterator[str]:
     if report.alone is not None:
         told = "shows the same" if report.alone.reproduced else "does not show it: look at what a batch changes"
         yield f"request {report.alone.request} by itself {told}"
+        pair = report.alone.pair
+        if pair is not None:
+            tried = f"no pair of it with {', '.join(pair.tried)} shows it"
+            yield f"requests {' and '.join(pair.requests)} together show it" if pair.requests else tried
     found = report.diagnosis
     if found is not None:
         yield f"in float64: {found.why}"

@@ -12,6 +12,17 @@ from align.walk.alone import Alone
 from align.walk.diagnosis import Diagnosis
 
 
+class PairTried(Documented):
+    """Batch isolation: the request together with one other at a time."""
+
+    requests: list[str]
+    """The two that show it together; empty if no pair that was tried does. Two of two need no trial."""
+    tried: list[str]
+    """With whom it was tried, in order."""
+    found: str | None = None
+    """What the pair's own headline says; null if nothing is wrong, or it was the whole batch."""
+
+
 class AloneTried(Documented):
     """The request that shows the headline, run without the others (seed 003: a single request first)."""
 
@@ -27,6 +38,8 @@ class AloneTried(Documented):
     """Patterns of the checkpoints whose values were recorded of it."""
     verified: dict[str, str]
     """The same checkpoint in layers that were recorded beside the accused one, by layer."""
+    pair: PairTried | None = None
+    """Whom it takes, where the request alone is right; null if it shows the same alone, or has no company."""
 
 
 class OracleSide(Documented):
@@ -105,6 +118,9 @@ def alone_of(alone: Alone | None) -> AloneTried | None:
         found=alone.found,
         values=list(alone.values),
         verified={str(layer): state for layer, state in (alone.verified or {}).items()},
+        pair=None
+        if alone.pair is None
+        else PairTried(requests=list(alone.pair.requests), tried=list(alone.pair.tried), found=alone.pair.found),
     )
 
 

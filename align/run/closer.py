@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -26,8 +27,8 @@ from align.run.traces import open_trace, trace_bytes
 from align.walk.alone import Alone, same_place
 from align.walk.planner import Look
 
-#: The directory of its trace inside a side's.
-CLOSER = "closer"
+#: Directories of traces inside a side's: of a request alone, and of two requests.
+CLOSER, PAIR = "closer", "pair"
 
 
 def record_alone(
@@ -37,6 +38,7 @@ def record_alone(
     look: Look,
     headline: Finding | None,
     *,
+    place: str = CLOSER,
     along: tuple[Generation, ...] | None,
     policy: Literal["derived", "seed"],
     floor: str,
@@ -45,12 +47,17 @@ def record_alone(
     stable: Mapping[str, Stability],
     say: Callable[[str], None],
 ) -> Alone:
-    """Record and compare one request by itself; ``lean``: as little as float64 needs.
+    """Record and compare one request by itself, or some without the others; ``lean``: as little as float64 needs.
+
+    Args:
+        place: name of the trace's directory inside a side's; an earlier trace there is replaced.
 
     Raises:
         UserError: a side failed, or its recording cannot be read.
     """
-    directories = {role: session.directories[role] / CLOSER for role in session.roles}
+    directories = {role: session.directories[role] / place for role in session.roles}
+    for directory in directories.values():
+        shutil.rmtree(directory, ignore_errors=True)
     captures = {
         role: CaptureSpec(str(directory.absolute()), values=look.values, lean=lean)
         for role, directory in directories.items()

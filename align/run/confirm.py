@@ -7,7 +7,7 @@ traces stay as they are.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor
 from adapters.base import SIDES, Generation
 from adapters.probe.spec import CaptureSpec, TransplantSpec
 from adapters.probe.transplant import OTHER_SUM, SUMMANDS, Replaced, read_replaced, write_tensors
-from align.checkpoints.table import parse
+from align.checkpoints.table import Structure, parse
 from align.compare.bits import same_bits
 from align.compare.gather import gather
 from align.compare.pairing import pair_rows
@@ -214,3 +214,19 @@ def _checked(
             if one.notes.get(name) == OTHER_SUM and name in plan.inputs:
                 raise NotPossibleError(f"{name} on rank {rank}: {OTHER_SUM}")
     return said[0]
+
+
+def check_accusations(accusations: Iterable[Accusation], structure: Structure | None) -> None:
+    """Refuse accusations that no transplant can answer, before anything is started.
+
+    Raises:
+        UserError: no tensors are recorded, the model has no such checkpoint, or it cannot be replaced.
+    """
+    for one in accusations:
+        text = f"--confirm {one.side}:{one.checkpoint}"
+        if structure is None:
+            raise UserError(f"{text} needs tensors", "leave out --no-tensors")
+        try:
+            plan_transplant(structure, one)
+        except NotPossibleError as error:
+            raise UserError(f"{text} is not possible: {error}", "align taps ENGINE lists the checkpoints") from None

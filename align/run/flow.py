@@ -21,9 +21,9 @@ from align.findings import Finding
 from align.models.info import ModelInfo
 from align.run.audit import audit_unstable, index_faults, keep_and_audit
 from align.run.certify import Certifier, recorded_prompts
-from align.run.closer import CLOSER, record_alone
+from align.run.closer import CLOSER, PAIR, record_alone
 from align.run.complete import require_rows
-from align.run.confirm import Confirmer
+from align.run.confirm import Confirmer, check_accusations
 from align.run.diagnose import diagnose_headline
 from align.run.judge import DEFAULT_COVERAGE, judge_tensors, refuse_uncovered
 from align.run.manifest import manifest, write_manifest
@@ -34,10 +34,12 @@ from align.run.stability import refuse_unstable, stability, unstable_remarks
 from align.run.traces import TRACE, open_trace, trace_bytes
 from align.run.verdict import overall_verdict
 from align.trace.format import MANIFEST
+from align.walk.alone import Alone
 from align.walk.diagnosis import Diagnosis
+from align.walk.pairs import find_pair
 from align.walk.planner import Look, first_look_closer, headline_of, look_after_alone
 from align.walk.recovery import TransplantResult
-from align.walk.transplant import Accusation, NotPossibleError, accusation_in, known_of, plan_transplant
+from align.walk.transplant import Accusation, accusation_in, known_of
 
 
 @dataclass(frozen=True)
@@ -274,19 +276,29 @@ class Flow:
         """The request that shows it by itself, with the values that tell more (seed 003: a single request first)."""
         report = self.report
         headline = headline_of(report.findings, look.checkpoint)
-        report.alone = record_alone(
+        report.alone = self._apart(look, headline, CLOSER)
+        if not report.alone.reproduced:
+            requests = [request.name for request in self._case.requests]
+            pair = find_pair(look, headline, requests, lambda two: self._apart(two, headline, PAIR))
+            report.alone = replace(report.alone, pair=pair)
+
+    def _apart(self, look: Look, headline: Finding | None, place: str) -> Alone:
+        """Some requests without the others."""
+        report, names = self.report, " and ".join(look.requests)
+        return record_alone(
             self._session,
             self._case,
             self._info,
             look,
             headline,
+            place=place,
             along=self._wishes.along,
             policy=self._wishes.policy,
             floor=self._wishes.floor,
             lean=self._wishes.lean,
             checkpoint_files=self._certifier.files(self._info.path),
             stable={one.side: one for one in report.stability},
-            say=lambda where: self._session.say("compare", f"{look.requests[0]} alone: {where}"),
+            say=lambda where: self._session.say("compare", f"{names} alone: {where}"),
         )
 
     def _together(self, look: Look, looks: Mapping[str, CaptureSpec], directories: Mapping[str, Path]) -> None:
@@ -353,22 +365,6 @@ class Flow:
                 look=look,
             )
             write_manifest(directory, content)
-
-
-def check_accusations(accusations: Iterable[Accusation], structure: Structure | None) -> None:
-    """Refuse accusations that no transplant can answer, before anything is started.
-
-    Raises:
-        UserError: no tensors are recorded, the model has no such checkpoint, or it cannot be replaced.
-    """
-    for one in accusations:
-        text = f"--confirm {one.side}:{one.checkpoint}"
-        if structure is None:
-            raise UserError(f"{text} needs tensors", "leave out --no-tensors")
-        try:
-            plan_transplant(structure, one)
-        except NotPossibleError as error:
-            raise UserError(f"{text} is not possible: {error}", "align taps ENGINE lists the checkpoints") from None
 
 
 def peak_of(results: Iterable[RunResult]) -> float:

@@ -12,6 +12,21 @@ from align.walk.planner import accused_name
 
 
 @dataclass(frozen=True)
+class Pair:
+    """Two requests of a batch that together show what neither does alone.
+
+    Attributes:
+        requests: their names, that which shows it first; empty if no pair that was tried does.
+        tried: requests that the first one was run together with, in order.
+        found: where their own headline points to; ``None`` if nothing is wrong.
+    """
+
+    requests: tuple[str, ...]
+    tried: tuple[str, ...]
+    found: str | None = None
+
+
+@dataclass(frozen=True)
 class Alone:
     """A request that ran without the others.
 
@@ -23,6 +38,7 @@ class Alone:
         values: patterns of the values that its recording kept.
         bytes: by side, what its recording wrote.
         verified: the layers that were kept beside the accused one → verdict of the same checkpoint there.
+        pair: where the request alone is right: whom it takes; ``None`` if nobody else was tried.
     """
 
     request: str
@@ -32,6 +48,7 @@ class Alone:
     values: tuple[str, ...] = ()
     bytes: dict[str, int] | None = None
     verified: dict[int, str] | None = None
+    pair: Pair | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -49,7 +66,8 @@ def same_place(
         headline: ``None`` where tensors differ and no finding says so.
     """
     if headline is not None and any(
-        (one.path, one.kind, one.side, one.checkpoint) == (headline.path, headline.kind, headline.side, checkpoint)
+        (one.path, one.kind, one.side, one.checkpoint, one.evidence.get("fault"))
+        == (headline.path, headline.kind, headline.side, checkpoint, headline.evidence.get("fault"))
         for one in findings
     ):
         return True
