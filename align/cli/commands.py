@@ -16,6 +16,7 @@ from align.cli.flags import (
     Device,
     EngineName,
     Floor,
+    Fresh,
     Json,
     Lang,
     LaunchTimeout,
@@ -90,6 +91,7 @@ def run_command(
     values_budget: Budget = None,
     lean: Lean = False,
     no_audit: NoAudit = False,
+    fresh: Fresh = False,
     replay: Annotated[
         str,
         typer.Option(help="With --no-tensors: teacher-forced replay auto (when tokens differ), always or never."),
@@ -174,6 +176,7 @@ def run_command(
         values_budget=values_budget,
         lean=lean,
         audit=not no_audit,
+        fresh=fresh,
         replay=replay,
         out=out,
         launch_timeout=launch_timeout,

@@ -46,6 +46,14 @@ NoAudit = Annotated[
     bool,
     typer.Option("--no-audit", help="Do not record the KV cache's indices; whether they are right is then not known."),
 ]
+Fresh = Annotated[
+    bool,
+    typer.Option(
+        "--fresh",
+        help="Run the case in a fresh engine of each side as well: a run that leaves something behind in an engine is "
+        "a finding. Otherwise only a side that does not repeat itself is tried so.",
+    ),
+]
 Floor = Annotated[
     str,
     typer.Option(

@@ -230,6 +230,7 @@ def _settings(request: RunRequest, path: Path, asked: ResumeSettings | ReplaySet
         accuse=request.accuse,
         lean=request.lean,
         audit=request.audit,
+        fresh=request.fresh,
     )
 
 

@@ -116,6 +116,7 @@ class RunSettings:
     accuse: tuple[str, ...] = ()
     lean: bool = False
     audit: bool = True
+    fresh: bool = False
 
 
 def execute(settings: RunSettings) -> int:
@@ -311,6 +312,7 @@ def _wishes(settings: RunSettings) -> Wishes:
         confirm=settings.confirm,
         accusations=tuple(map(accusation_of, settings.accuse)),
         lean=settings.lean,
+        fresh=settings.fresh,
     )
 
 
@@ -333,6 +335,7 @@ def _request(settings: RunSettings, info: ModelInfo, known: Known) -> RunRequest
         values_budget=settings.values_budget,
         lean=settings.lean,
         audit=settings.audit,
+        fresh=settings.fresh,
         replay=settings.replay,
         launch_timeout=settings.launch_timeout,
         step_timeout=settings.step_timeout,

@@ -16,7 +16,7 @@ WITH_VALUE = (
     "--allow", "--policy", "--floor", "--min-coverage", "--capture", "--values-budget", "--replay", "--confirm",
     "--launch-timeout", "--step-timeout",
 )  # fmt: skip
-FLAGS = ("--lean", "--no-tensors", "--no-confirm", "--no-audit")
+FLAGS = ("--lean", "--no-tensors", "--no-confirm", "--no-audit", "--fresh")
 
 
 def command_again(result: Result) -> list[str] | None:

@@ -163,8 +163,8 @@ class WalkStep(Documented):
     """One stage."""
 
     stage: str
-    """What was done: ``launch``, ``conditions``, ``generate``, ``generate again``, ``tokens``, ``replay``, ``record``,
-    ``compare``, ``record alone``, ``record again``,
+    """What was done: ``launch``, ``conditions``, ``generate``, ``generate again``, ``fresh engine``, ``tokens``,
+    ``replay``, ``record``, ``audit``, ``compare``, ``record alone``, ``record again``,
     ``diagnose``, ``read``."""
     state: Literal["done", "stopped", "not reached"]
     """``stopped``: the comparison ended here, for the result's ``reason``."""

@@ -92,6 +92,9 @@ def _about(stage: str, move: Move, report: Report, ground: Ground) -> dict[str, 
             "sides": len(report.stability),
             "noise": f"{max(noise):.3g}" if noise else "-",
         }
+    if stage == "fresh engine" and report.fresh:
+        each = [said("residue.repeats" if one.stable else "residue.differs", side=one.side) for one in report.fresh]
+        return {"repeats": said("list.semicolon", parts=each)}
     if stage == "generate" and "free" in report.comparisons:
         requests = report.comparisons["free"].requests
         return {"tokens": sum(one.total for one in requests), "requests": len(requests)}

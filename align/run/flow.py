@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,8 +29,9 @@ from align.run.judge import DEFAULT_COVERAGE, judge_tensors, refuse_uncovered
 from align.run.manifest import manifest, write_manifest
 from align.run.recording import DEFAULT_BUDGET_MB, check_lean, first_look, rows_by_request
 from align.run.report import Report
+from align.run.residue import left_behind
 from align.run.session import Session
-from align.run.stability import refuse_unstable, stability, unstable_remarks
+from align.run.stability import Stability, refuse_unstable, stability, unstable_remarks
 from align.run.traces import TRACE, open_trace, trace_bytes
 from align.run.verdict import overall_verdict
 from align.trace.format import MANIFEST
@@ -59,6 +60,7 @@ class Wishes:
         confirm: transplant at the first finding that accuses an operator or a weight of one side.
         accusations: transplants to be made besides, whatever was found.
         lean: record as little as still names a fault (:mod:`adapters.probe.lean`).
+        fresh: run the case in a fresh engine of each side as well, whether or not a side repeats itself.
     """
 
     tensors: bool = True
@@ -73,6 +75,7 @@ class Wishes:
     confirm: bool = True
     accusations: tuple[Accusation, ...] = ()
     lean: bool = False
+    fresh: bool = False
 
 
 def structure_or_none(info: ModelInfo, tp: int) -> Structure | None:
@@ -200,10 +203,27 @@ class Flow:
             with self.report.timed("audit"):
                 ledgers, faults = audit_unstable(found, self._session.directories)
                 self.report.ledgers, self.report.findings = ledgers, tuple(faults)
+        unexplained = [] if self.report.findings else [one.side for one in found if not one.stable]
+        self._try_fresh(found, self._session.roles if self._wishes.fresh else unexplained)
         if self.report.findings:
             self.report.remarks = (*self.report.remarks, *unstable_remarks(found))
         else:
             refuse_unstable(found)
+
+    def _try_fresh(self, stable: Sequence[Stability], roles: Collection[str]) -> None:
+        """The case in a fresh engine of some sides: whether a run leaves something behind."""
+        if not roles:
+            return
+        with self.report.timed("fresh engine"):
+            self._session.generate_fresh(roles)
+        lengths = {request.name: len(request.token_ids) for request in self._case.requests}
+        for one in stable:
+            side = self._session.outcome.sides[one.side]
+            if side.fresh is not None and side.free is not None:
+                anew = stability(one.side, side.free.generations, side.fresh.generations)
+                left = left_behind(one, anew, lengths)
+                self.report.fresh += (anew,)
+                self.report.findings += () if left is None else (left,)
 
     def _compare(self, mode: Literal["free", "replay"], results: Mapping[str, RunResult | None]) -> None:
         candidate, reference = results["candidate"], results["reference"]

@@ -21,6 +21,7 @@ class SideOutcome:
         observations: what was read back from the live engine.
         free: the free-running greedy generation.
         again: the same once more, to see whether this side repeats itself.
+        fresh: the free run of another engine that was launched alike, to see whether anything is left behind.
         replay: generation along given ids; the one that was recorded, if any.
         captures: what was asked to be recorded, in order; the last one is what the trace holds.
         extras: options and patches of this side alone.
@@ -32,6 +33,7 @@ class SideOutcome:
     observations: list[Observation] = field(default_factory=list)
     free: RunResult | None = None
     again: RunResult | None = None
+    fresh: RunResult | None = None
     replay: RunResult | None = None
     captures: list[CaptureSpec] = field(default_factory=list)
     extras: SideExtras = field(default_factory=SideExtras)

@@ -48,6 +48,7 @@ class Report:
         extras: by side, what it alone ran with: patches and options.
         conditions: as judged last.
         stability: of each side.
+        fresh: how well a fresh engine repeats a side's first run, of the sides that were tried so.
         comparisons: of tokens, by mode (``free``, ``replay``).
         tensors: of tensors; ``None`` if none were recorded.
         findings: what is wrong, the headline first.
@@ -69,6 +70,7 @@ class Report:
     extras: dict[str, SideExtras] = field(default_factory=dict)
     conditions: tuple[Condition, ...] = ()
     stability: tuple[Stability, ...] = ()
+    fresh: tuple[Stability, ...] = ()
     comparisons: dict[str, TokenComparison] = field(default_factory=dict)
     tensors: TensorComparison | None = None
     findings: tuple[Finding, ...] = ()

@@ -43,6 +43,7 @@ class RunRequest(Strict):
     values_budget: int | None = None
     lean: bool = False
     audit: bool = True
+    fresh: bool = False
     replay: str = "auto"
     launch_timeout: float = 600.0
     step_timeout: float = 180.0

@@ -179,6 +179,28 @@ class Session:
 
         self._each(run, {"generate": "generate again"})
 
+    def generate_fresh(self, roles: Collection[str]) -> None:
+        """The free generation once more, of some sides, each in an engine of its own that ends afterwards.
+
+        Raises:
+            SideError: such an engine failed.
+        """
+
+        def run(role: str) -> None:
+            if role not in roles:
+                return
+            outcome, directory = self.outcome.sides[role], self.directories[role].with_name(f"{role}-fresh")
+            assert outcome.spec is not None, "launch() comes first"
+            heard = partial(self._heard, role)
+            side = Side(self._hosts, role, self._interpreters[role], directory, self._limits, heard, self._abort)
+            try:
+                side.launch(replace(outcome.spec, work_dir=str(directory)))
+                outcome.fresh = side.generate(self._requests, self._case.decoding.top_logprobs)
+            finally:
+                side.close()
+
+        self._each(run, {"generate": "generate in a fresh engine"})
+
     def replay(
         self,
         along: tuple[Generation, ...] | None = None,

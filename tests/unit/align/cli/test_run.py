@@ -91,6 +91,11 @@ class FakeSession:
         for role, side in self.outcome.sides.items():
             side.again = self._result(self.again.get(role, self.free[role]))
 
+    def generate_fresh(self, roles: Any) -> None:
+        self.stages.append("fresh")
+        for role in roles:
+            self.outcome.sides[role].fresh = self._result(self.again.get(role, self.free[role]))
+
     def replay(self, along: Any = None) -> None:
         self.along = along
         self.stages.append("replay")

@@ -116,6 +116,12 @@ class Scripted:
         for role, side in self.outcome.sides.items():
             side.again = self._run(role, "again")
 
+    def generate_fresh(self, roles: Collection[str]) -> None:
+        """Unless a run ``fresh`` is given, a fresh engine does what the second run did."""
+        self.stages.append(f"fresh {' '.join(roles)}")
+        for role in roles:
+            self.outcome.sides[role].fresh = self._run(role, "fresh" if "fresh" in self.runs[role] else "again")
+
     def forced(self, along: tuple[Generation, ...] | None = None, only: Collection[str] = ()) -> tuple[Request, ...]:
         reference = self.outcome.sides["reference"].free
         assert reference is not None

@@ -339,8 +339,28 @@ def test_a_side_that_does_not_repeat_itself(session: Scripted) -> None:
     run = flow(session)
     with pytest.raises(UserError, match="the reference does not repeat itself: request r1, token 1 was 4, then 5"):
         run.run()
-    assert session.stages == ["launch", "generate", "observe", "again", "closed"], "nothing is compared"
+    stages = ["launch", "generate", "observe", "again", "fresh reference", "closed"]
+    assert session.stages == stages, "nothing is compared"
     assert run.report.comparisons == {}
+    assert [(one.side, one.stable) for one in run.report.fresh] == [("reference", False)]
+
+
+def test_what_a_run_leaves_behind_is_a_finding(session: Scripted) -> None:
+    session.runs["reference"] = {
+        "again": recordings.generations({"r0": (1, 2), "r1": (3, 5)}),
+        "fresh": recordings.generations(),
+    }
+    report = flow(session).run()
+    assert report.verdict == "diverged" and session.stages[-2:] == ["fresh reference", "closed"]
+    assert [(one.path, one.kind, one.side) for one in report.findings] == [("UNLOCATED", "residue", "reference")]
+    assert "a fresh engine repeats the first" in report.findings[0].summary
+    assert any("does not repeat itself" in one for one in report.remarks)
+
+
+def test_fresh_engines_of_both_sides_if_asked(session: Scripted) -> None:
+    report = flow(session, fresh=True).run()
+    assert report.verdict == "aligned" and "fresh candidate reference" in session.stages
+    assert all(one.stable for one in report.fresh) and len(report.fresh) == 2
 
 
 def test_run_to_run_noise_is_measured(session: Scripted) -> None:
