@@ -159,7 +159,7 @@ def _walked(report: Report) -> Iterator[str]:
 
 def _headlines(report: Report) -> bool:
     """Whether the first finding says more than that the tokens differ."""
-    return bool(report.findings) and report.findings[0].path != "UNLOCATED"
+    return bool(report.findings) and report.findings[0].kind != "tokens"
 
 
 def sentence(candidate: str, reference: str, report: Report) -> str:

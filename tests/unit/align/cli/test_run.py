@@ -43,6 +43,7 @@ class FakeSession:
 
     free: dict[str, Any]
     again: dict[str, Any]
+    fresh: dict[str, Any]
     forced: dict[str, Any]
     made: list[FakeSession]
     error: BaseException | None
@@ -94,7 +95,8 @@ class FakeSession:
     def generate_fresh(self, roles: Any) -> None:
         self.stages.append("fresh")
         for role in roles:
-            self.outcome.sides[role].fresh = self._result(self.again.get(role, self.free[role]))
+            usual = self.again.get(role, self.free[role])
+            self.outcome.sides[role].fresh = self._result(self.fresh.get(role, usual))
 
     def replay(self, along: Any = None) -> None:
         self.along = along
@@ -139,6 +141,7 @@ def align(
         "free": dict.fromkeys(("candidate", "reference"), steps(*IDS)),
         "forced": dict.fromkeys(("candidate", "reference"), steps(*IDS)),
         "again": {},
+        "fresh": {},
         "made": [],
         "error": None,
     }
@@ -393,6 +396,25 @@ def test_a_side_that_does_not_repeat_itself_is_not_comparable(
     assert "top_k 1" in err
     record = json.loads((out / "run.json").read_text())
     assert record["stability"][1]["unstable"]["request"] == "r0"
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_what_a_run_leaves_behind_is_told(
+    align: Callable[..., Any], checkpoint: Path, tmp_path: Path, lang: str
+) -> None:
+    FakeSession.again = {"reference": steps(4, 5, 7)}
+    FakeSession.fresh = {"reference": FakeSession.free["reference"]}
+    out = tmp_path / "out"
+    code, printed, err = align(*TOKENS, "--model", str(checkpoint), "--out", str(out), "--lang", lang)
+    assert code == 1 and "a fresh engine repeats the first: a run leaves something behind" in printed + err
+    found = json.loads((out / "result.json").read_text())["findings"][0]
+    assert (found["kind"], found["side"], found["positions"]) == (
+        "residue",
+        "reference",
+        [3],
+    )  # a prompt of 1, and token 2
+    written = (out / ("report.md" if lang == "en" else "report.zh.md")).read_text()
+    assert ("does not compute the same in every run" if lang == "en" else "在不同运行中的计算结果不一致") in written
 
 
 def test_options_of_one_side_reach_that_side(align: Callable[..., Any], checkpoint: Path, tmp_path: Path) -> None:

@@ -63,10 +63,8 @@ def test_a_side_that_does_not_repeat_itself_ends_it(tmp_path: Path, monkeypatch:
     run.session.runs["candidate"]["again"] = recordings.generations({"r0": (1, 9), "r1": (3, 4)})
     walk = run.go().result().walk
     step = next(step for step in walk if step.stage == "generate again")
-    assert stages(walk)[-5:-3] == [
-        ("audit", "done"),
-        ("fresh engine", "stopped"),
-    ]  # whether indices or a fresh engine say why
+    # Whether indices or a fresh engine say why.
+    assert stages(walk)[-5:-3] == [("audit", "done"), ("fresh engine", "stopped")]
     assert "1 of 2 sides repeat" in step.found
 
 
