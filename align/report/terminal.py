@@ -92,6 +92,8 @@ def show_findings(
     for one in report.stability:
         noise = "not measured" if one.noise is None else f"{one.noise:.3g}"
         again = "repeats its tokens" if one.stable else "does not repeat its tokens"
+        if one.near_ties:
+            again += f" but for {one.near_ties} near-tie{'' if one.near_ties == 1 else 's'}, after prefix hits"
         console.print(f"the {one.side} {again}; run-to-run noise of its logprobs: {noise}", highlight=False)
     show_conditions(console, report.conditions, verbose)
     if report.tensors is not None:

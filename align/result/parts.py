@@ -125,6 +125,8 @@ class SideStability(Documented):
     """How many were compared."""
     noise: Number | None
     """Largest difference of the two runs' logprobs, in natural-log probability; null if it could not be measured."""
+    near_ties: int = 0
+    """Tokens that differ by what rounding explains, where the second run found prefixes in a cache."""
     first: dict[str, Any] | None = None
     """The first token that was not repeated: request, index, and the ids of both runs."""
 

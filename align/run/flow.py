@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from align.conditions import refuse, with_configuration
 from align.errors import SideError, UserError
 from align.findings import Finding
 from align.models.info import ModelInfo
-from align.run.audit import audit_unstable, index_faults, keep_and_audit
+from align.run.audit import index_faults, keep_and_audit
 from align.run.certify import Certifier, recorded_prompts
 from align.run.closer import CLOSER, PAIR, record_alone
 from align.run.complete import require_rows
@@ -28,10 +28,9 @@ from align.run.diagnose import diagnose_headline
 from align.run.judge import DEFAULT_COVERAGE, judge_tensors, refuse_uncovered
 from align.run.manifest import manifest, write_manifest
 from align.run.recording import DEFAULT_BUDGET_MB, check_lean, first_look, rows_by_request
+from align.run.repeats import check_repeats
 from align.run.report import Report
-from align.run.residue import left_behind
 from align.run.session import Session
-from align.run.stability import Stability, refuse_unstable, stability, unstable_remarks
 from align.run.traces import TRACE, open_trace, trace_bytes
 from align.run.verdict import overall_verdict
 from align.trace.format import MANIFEST
@@ -156,7 +155,8 @@ class Flow:
             self._certify(ran=True)
         with report.timed("generate again"):
             session.generate_again()
-        self._check_stability()
+        lengths = {request.name: len(request.token_ids) for request in self._case.requests}
+        check_repeats(session, report, lengths, self._noise_policy(), self._wishes.fresh)
         self._compare("free", {role: side.free for role, side in session.outcome.sides.items()})
         if report.findings:
             return  # a side does not repeat itself, and its indices say why
@@ -192,38 +192,6 @@ class Flow:
         return self._wishes.replay == "always" or (self._wishes.replay == "auto" and differ)
 
     # ------------------------------------------------------------------------------------------------------ tokens
-
-    def _check_stability(self) -> None:
-        found = []
-        for role, side in self._session.outcome.sides.items():
-            assert side.free is not None and side.again is not None
-            found.append(stability(role, side.free.generations, side.again.generations))
-        self.report.stability = tuple(found)
-        if not all(one.stable for one in found):
-            with self.report.timed("audit"):
-                ledgers, faults = audit_unstable(found, self._session.directories)
-                self.report.ledgers, self.report.findings = ledgers, tuple(faults)
-        unexplained = [] if self.report.findings else [one.side for one in found if not one.stable]
-        self._try_fresh(found, self._session.roles if self._wishes.fresh else unexplained)
-        if self.report.findings:
-            self.report.remarks = (*self.report.remarks, *unstable_remarks(found))
-        else:
-            refuse_unstable(found)
-
-    def _try_fresh(self, stable: Sequence[Stability], roles: Collection[str]) -> None:
-        """The case in a fresh engine of some sides: whether a run leaves something behind."""
-        if not roles:
-            return
-        with self.report.timed("fresh engine"):
-            self._session.generate_fresh(roles)
-        lengths = {request.name: len(request.token_ids) for request in self._case.requests}
-        for one in stable:
-            side = self._session.outcome.sides[one.side]
-            if side.fresh is not None and side.free is not None:
-                anew = stability(one.side, side.free.generations, side.fresh.generations)
-                left = left_behind(one, anew, lengths)
-                self.report.fresh += (anew,)
-                self.report.findings += () if left is None else (left,)
 
     def _compare(self, mode: Literal["free", "replay"], results: Mapping[str, RunResult | None]) -> None:
         candidate, reference = results["candidate"], results["reference"]

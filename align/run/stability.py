@@ -32,12 +32,15 @@ class Stability:
         unstable: the earliest token that differs (by index, then by request order); ``None`` if all repeat.
         noise: largest difference of the logprobs of ids that both runs list, at steps with the same history: the
             run-to-run noise, 0.0 if the runs are bit-identical; ``None`` if nothing could be measured.
+        near_ties: tokens that differ and that rounding explains, where the second run may compute otherwise than the
+            first: what it finds in a prefix cache it does not compute.
     """
 
     side: str
     tokens: int
     unstable: Unstable | None
     noise: float | None
+    near_ties: int = 0
 
     @property
     def stable(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from adapters.base import SIDES
+from adapters.base import SIDES, Generation, Observation, TokenStep
 from align.conditions import Condition
 from align.errors import SideError, UserError
 from align.run import certify, offline
@@ -395,3 +395,29 @@ def test_what_stopped_a_run_is_kept_as_data(session: Scripted) -> None:
     told = flow.report.reason_told
     assert told is not None and text_of(told) == flow.report.reason
     assert text_of(told, "zh").startswith("无法比较：候选侧不能重复自身：请求 r0 的第 1 个 token 先为 ")
+
+
+def tied(first: int, other: int, gap: float) -> tuple[Generation, ...]:
+    """The usual tokens, but the last one of r1 is ``first``, which is preferred to ``other`` by ``gap``."""
+    r0, r1 = recordings.generations()
+    step = TokenStep(first, first, ((first, -0.25), (other, -0.25 - gap)), 7.0)
+    return r0, Generation("r1", (*r1.steps[:-1], step))
+
+
+@pytest.mark.parametrize(("cached", "gap", "steady"), [(True, 0.001, True), (False, 0.001, False), (True, 2.0, False)])
+def test_after_a_prefix_hit_a_near_tie_is_no_unsteadiness(
+    session: Scripted, cached: bool, gap: float, steady: bool
+) -> None:
+    """What the first run left in a prefix cache the second one does not compute, so that its rounding is another."""
+    launch = session.launch
+
+    def launched() -> None:
+        launch()
+        session.outcome.sides["reference"].observations.append(Observation("prefix_caching", cached, "config"))
+
+    session.launch = launched  # type: ignore[method-assign]
+    session.runs["reference"] = {"free": tied(4, 5, gap), "again": tied(5, 4, gap), "fresh": tied(4, 5, gap)}
+    report = flow(session).run()
+    assert ("fresh reference" in session.stages) is not steady
+    assert (report.stability[1].stable, report.stability[1].near_ties) == (steady, int(steady))
+    assert bool(report.findings) is not steady
