@@ -85,6 +85,8 @@ def read(at: At) -> None:
             continue
         handed = kv_len(at.indices, row)
         length = min(span.end if handed is None else handed, at.indices.tables.shape[1] * at.size)
+        if not at.record.paged:
+            length = min(length, span.end)  # nothing is read by that length: what is there is looked at, no more
         positions = np.arange(max(length, 0))
         slots = at.slots(row, positions)
         found = at.ledger.shadow.read(at.plane, slots)
@@ -137,10 +139,15 @@ def _unexplained(at: At, row: int, position: int, slot: int, event: int) -> Entr
 
 
 def _of_prefix(at: At, request: str, position: int) -> Entry | None:
-    """The fault that lost this position of another request with the same prefix: the hit was of that one."""
+    """The fault that lost this position of another request with the same prefix: the hit was of that one.
+
+    Not of one that did not compute it, but had a wrong hit itself.
+    """
     hindsight, owned = at.ledger.hindsight, at.ledger.owned
     for other in hindsight.visits:
         cause = owned.lost(at.plane, other).get(position)
-        if cause is not None and other != request and hindsight.shared(request, other, position):
+        if cause is None or other == request or not hindsight.shared(request, other, position):
+            continue
+        if owned.events(at.plane, other, position + 1)[position] >= 0:
             return cause
     return None

@@ -128,15 +128,16 @@ class Hindsight:
     def occupant(self, record: int, row: int, request: str, index: int, block: int) -> tuple[str, int] | None:
         """Which other request's table had ``block`` at ``index`` in this row of the batch: ``(request, step)``.
 
-        Looked for in earlier records, the latest first, and in the next one. Allocators hand out again what was just
-        freed, often in the same row of the batch, so that says nothing of a request that begins here, nor of a block
-        that it had there in its step before, nor of a request of the next step that has not begun.
+        Looked for in earlier records of this run, the latest first, and in the next one. Allocators hand out again
+        what was just freed, often in the same row of the batch, so that says nothing of a request that begins here or
+        comes back after preemption, nor of a block that it had there in its step before, nor of a request of the next
+        step that has not begun.
         """
         before = self.previous(request, record)
-        if before is None or before.table[index : index + 1] == (block,):
+        if before is None or before.table[index : index + 1] == (block,) or self._was_left_out(before.record, record):
             return None
         for number in [*range(record - 1, -1, -1), record + 1]:
-            if number >= len(self.records):
+            if number >= len(self.records) or self.records[number].run != self.records[record].run:
                 continue
             other = self.records[number]
             if row >= len(other.spans) or not other.spans[row].real or other.spans[row].request == request:
@@ -148,3 +149,7 @@ class Hindsight:
             if there and int(tables[row, index]) == block:
                 return other.spans[row].request, other.step
         return None
+
+    def _was_left_out(self, before: int, record: int) -> bool:
+        """Whether others decoded between two visits of a request: it was preempted, and has blocks of its own again."""
+        return any(one.phase in ("decode", "mixed") for one in self.records[before + 1 : record])

@@ -123,7 +123,7 @@ class Entry:
 
     def made(self) -> Wrong:
         return Wrong(
-            self.kind, self.rank, self.step, self.layer, victim=self.victim, first_read=self.read,
+            self.kind, self.rank, self.step, self.layer, victim=self.victim or self.read, first_read=self.read,
             read_layer=self.read_layer, count=max(1, self.count), steps=tuple(sorted(self.steps)),
             layers=tuple(sorted(self.layers)), requests=tuple(self.requests), runs=tuple(sorted(self.runs)),
             reach=dict(self.reach),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -57,6 +58,23 @@ def test_history_kept_over_preemption_is_named(sums: bool) -> None:
     assert wrong.first_read is not None and wrong.first_read.request == "r2"
 
 
+def test_a_request_that_comes_back_after_preemption_has_no_stale_row() -> None:
+    """The free list hands out what somebody had in the same row of the batch, in this run or in an earlier one."""
+
+    def prompt(number: int) -> list[int]:
+        return [number * 11 + at for at in range(12)]
+
+    requests = [
+        Request(f"r{run}_{number}", prompt(number + 3 * run), 14, arrives=60 * run)
+        for run in range(2)
+        for number in range(3)
+    ]
+    engine = Engine(requests, blocks=14, keep_history="r1_2").run()
+    records = [replace(record, run=1 + record.step // 60) for record in engine.records]
+    for given in (engine.records, records):
+        assert {wrong.kind for wrong in audit(given, engine.tokens).wrongs} == {"unwritten_history"}
+
+
 @pytest.mark.parametrize("sums", [True, False])
 def test_a_missing_prefix_is_named(sums: bool) -> None:
     """F07."""
@@ -89,6 +107,50 @@ def test_the_prefix_of_another_is_named(sums: bool) -> None:
     assert (wrong.kind, wrong.step, wrong.layer) == ("prefix_foreign", 2, 0)
     assert wrong.writer is not None and (wrong.writer.request, wrong.writer.position, wrong.writer.step) == ("r0", 0, 0)
     assert wrong.victim is not None and (wrong.victim.request, wrong.victim.position) == ("r2", 0)
+
+
+def test_the_wrong_prefix_of_a_later_run_is_a_fault_of_its_own() -> None:
+    requests = [*asked(), Request("r3", asked()[2].prompt, 8, arrives=40)]
+    requests[2].arrives = 2
+    engine = Engine(requests, caching=True, wrong_hit=("r2", requests[0].prompt[:4]))
+    hit = engine.hit
+
+    def again(request: Request) -> list[int]:
+        return [engine.known[tuple(requests[0].prompt[:4])]] if request.name == "r3" else hit(request)
+
+    engine.hit = again  # type: ignore[method-assign]
+    engine.run()
+    records = [replace(record, run=1 + record.step // 40) for record in engine.records]
+    wrongs = [one for one in audit(records, engine.tokens).wrongs if one.run == 2]
+    assert [one.kind for one in wrongs] == ["prefix_foreign"]
+    victim, writer = wrongs[0].victim, wrongs[0].writer
+    assert victim is not None and (victim.request, victim.position) == ("r3", 0)
+    assert writer is not None and (writer.request, writer.position) == ("r0", 0)
+
+
+def test_lengths_of_queries_in_another_order_are_no_lengths_of_keys() -> None:
+    def swap(engine: Engine, batch: Batch) -> None:
+        if batch.step == 0:
+            batch.q_lens = [batch.counts[1], batch.counts[0], *batch.counts[2:]]
+            batch.kv_lens = list(batch.q_lens)
+
+    engine = Engine(asked(), fault=swap).run()
+    records = [replace(record, paged=bool(record.step)) for record in engine.records]
+    assert {wrong.kind for wrong in audit(records, engine.tokens).wrongs} == {"wrong_q_len"}
+
+
+def test_a_length_that_is_short_leaves_out_its_last_key() -> None:
+    """Slots need not follow the length, and then nothing is written elsewhere."""
+
+    def short(engine: Engine, batch: Batch) -> None:
+        row = batch.row("r1")
+        if row >= 0 and max(batch.counts) == 1:
+            batch.kv_lens[row] -= 1
+
+    wrong = only(Engine(asked(), fault=short).run())
+    assert (wrong.kind, wrong.step) == ("wrong_length", 1)
+    assert wrong.victim is not None and (wrong.victim.request, wrong.victim.position) == ("r1", 7)
+    assert wrong.first_read is not None and wrong.first_read.step == 1
 
 
 def test_data_that_is_not_what_was_handed_over_is_named() -> None:
