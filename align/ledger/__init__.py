@@ -12,8 +12,10 @@ needs a block (``hindsight``) and on the slot formula (``slots``).
 
 :mod:`align.ledger.record` is what workers run; nothing is imported here for the same reason.
 
-Where the engines hand over what a record needs (lmdeploy 0.12.2 with dlinfer-ascend 0.2.7, vllm and vllm-ascend
-0.23.0; paths below the interpreter's ``site-packages``):
+Workers see the indices at the operators that write and read the cache (``adapters/probe/cache_operators.tsv``): their
+last stop, whatever made them (:mod:`adapters.probe.cache_calls`, :mod:`adapters.probe.indices`). Where the engines make
+them, for whoever follows a finding (lmdeploy 0.12.2 with dlinfer-ascend 0.2.7, vllm and vllm-ascend 0.23.0; paths below
+the interpreter's ``site-packages``):
 
 lmdeploy
     * Keys, values, slots, one call per layer just before the write: ``lmdeploy/pytorch/kernels/dlinfer/
