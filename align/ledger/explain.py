@@ -58,6 +58,7 @@ def _finding(
     what_is_wrong = _whole(first)
     if elsewhere:
         what_is_wrong = said("ledger.elsewhere", fault=what_is_wrong, runs=list(runs), recorded=recorded)
+    phases = list(dict.fromkeys(phase for wrong in group for phase in wrong.phases))
     requests = dict.fromkeys(one for wrong in group for one in (*_names(wrong.victim), *wrong.requests))
     positions = [] if first.victim is None or first.victim.position < 0 else [first.victim.position]
     evidence: dict[str, Any] = {
@@ -80,6 +81,7 @@ def _finding(
         "elsewhere": elsewhere,
         "harmed": {} if elsewhere else _reach(group),
         "scope": {
+            "phases": phases,
             "steps": sorted({step for wrong in group for step in wrong.steps}),
             "layers": sorted({layer for wrong in group for layer in wrong.layers}),
             "ranks": sorted({wrong.rank for wrong in group}),
@@ -102,6 +104,7 @@ def _finding(
         side=side,
         checkpoint=kinds()[_SLOTS].at(max(0, first.layer)),
         layer=max(0, first.layer),
+        phase=phases[0] if len(phases) == 1 else None,
         step=first.step,
         requests=tuple(requests),
         positions=tuple(positions),

@@ -8,6 +8,9 @@ from typing import Any
 
 from align.ledger.record.types import NONE, IndexRecord
 
+#: Of forwards with requests.
+_PHASES = ("prefill", "decode", "mixed")
+
 
 @dataclass(frozen=True)
 class Place:
@@ -50,7 +53,7 @@ class Wrong:
         first_read: whose attention was the first to read what the fault left; ``None`` if nobody did.
         read_layer: of that read.
         count: places that show it, over steps and layers.
-        steps, layers, requests: all that show it.
+        steps, layers, requests, phases: all that show it.
         call: ``file:line`` in the engine.
         run: of the launch in which it showed first.
         runs: all that show it.
@@ -74,6 +77,7 @@ class Wrong:
     steps: tuple[int, ...] = ()
     layers: tuple[int, ...] = ()
     requests: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
     call: str = ""
     run: int = 0
     runs: tuple[int, ...] = ()
@@ -94,6 +98,7 @@ class Entry:
         self.layers: set[int] = set()
         self.requests: dict[str, None] = {}
         self.runs: set[int] = set()
+        self.phases: set[str] = set()
         self.reach: dict[str, tuple[int, int]] = {}
 
     def note(self, record: IndexRecord, layer: int, request: str = "") -> None:
@@ -102,6 +107,7 @@ class Entry:
         self.steps.add(record.step)
         self.layers.add(layer)
         self.runs.add(record.run)
+        self.phases.add(record.phase)
         if request:
             self.requests.setdefault(request)
 
@@ -126,7 +132,7 @@ class Entry:
             self.kind, self.rank, self.step, self.layer, victim=self.victim or self.read, first_read=self.read,
             read_layer=self.read_layer, count=max(1, self.count), steps=tuple(sorted(self.steps)),
             layers=tuple(sorted(self.layers)), requests=tuple(self.requests), runs=tuple(sorted(self.runs)),
-            reach=dict(self.reach),
+            phases=tuple(one for one in _PHASES if one in self.phases), reach=dict(self.reach),
             **{"writer": None, **self.first},
         )  # fmt: skip
 
