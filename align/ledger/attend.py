@@ -141,13 +141,15 @@ def _unexplained(at: At, row: int, position: int, slot: int, event: int) -> Entr
 def _of_prefix(at: At, request: str, position: int) -> Entry | None:
     """The fault that lost this position of another request with the same prefix: the hit was of that one.
 
-    Not of one that did not compute it, but had a wrong hit itself.
+    Not of one of an earlier run that did not compute it, but had a wrong hit itself: which block a later run is given
+    is decided anew.
     """
     hindsight, owned = at.ledger.hindsight, at.ledger.owned
     for other in hindsight.visits:
         cause = owned.lost(at.plane, other).get(position)
         if cause is None or other == request or not hindsight.shared(request, other, position):
             continue
-        if owned.events(at.plane, other, position + 1)[position] >= 0:
+        computed = owned.events(at.plane, other, position + 1)[position] >= 0
+        if computed or hindsight.records[hindsight.visits[other][0].record].run == at.record.run:
             return cause
     return None

@@ -66,6 +66,7 @@ def _finding(
         "fault": first.kind,
         "formula": check.formula,
         "computed": _computed(first),
+        "tables": _tables(first),
         "seen": first.slot if first.slot != NONE else first.detail.get("seen"),
         "expected": first.expected if first.expected != NONE else first.detail.get("expected"),
         "writer": _plain(first.writer),
@@ -96,7 +97,7 @@ def _finding(
     ]
     if others:
         evidence |= {"further": others[:LISTED], "further_total": len(others)}
-    call = f" ({first.call})" if first.call else ""
+    call = f" at {first.call}" if first.call else " there"
     what = "block table and lengths" if first.kind in OF_READS else "slots"
     return Finding(
         "A",
@@ -110,7 +111,8 @@ def _finding(
         positions=tuple(positions),
         ranks=tuple(sorted({wrong.rank for wrong in group})),
         evidence=evidence,
-        next=f"see where the {side or 'engine'} makes the {what} of step {first.step}{call}: {check.formula}",
+        next=f"see where the {side or 'engine'} makes the {what} of step {first.step}, which are used{call}: "
+        f"{check.formula}",
     )
 
 
@@ -133,7 +135,8 @@ def sentence(wrong: Wrong) -> Said:
         "slot": wrong.slot,
     }
     values.setdefault("expected", wrong.expected)
-    values["place"] = said("ledger.taken", victim=values["victim"]) if wrong.detail.get("taken") else ""
+    taken = said("ledger.taken", victim=values["victim"], slot=wrong.slot)
+    values["place"] = taken if wrong.detail.get("taken") else ""
     table = "_table" if wrong.kind == "minus_one" and "index" in wrong.detail else ""
     return said(f"ledger.{wrong.kind}{table}", **values)
 
@@ -175,8 +178,21 @@ def _computed(wrong: Wrong) -> str:
     if not table or not size or place is None or place.position < 0 or wrong.expected == NONE:
         return ""
     index, offset = divmod(place.position, size)
-    used = f"table[{place.position} // {size}] * {size} + {place.position} % {size}"
+    used = f"block_table[{place.position} // {size}] * {size} + {place.position} % {size}"
     return f"slot = {used} = {table[index]} * {size} + {offset} = {wrong.expected}"
+
+
+def _tables(wrong: Wrong) -> dict[str, Any] | None:
+    """The block tables of writer and victim in a step that wrote to another's slot, and which entry the slot is of."""
+    table, size, victim = wrong.detail.get("table"), wrong.detail.get("block_size"), wrong.victim
+    theirs = wrong.detail.get("victim_table")
+    if not table or not size or wrong.writer is None or wrong.slot < 0:
+        return None
+    block, offset = divmod(wrong.slot, size)
+    found: dict[str, Any] = {"writer": list(table), "block": block, "offset": offset, "victim": None, "entry": None}
+    if theirs and victim is not None and block in theirs:
+        found |= {"victim": list(theirs), "entry": list(theirs).index(block)}
+    return found
 
 
 def block_rows(page: Page, slot: int = NONE) -> list[dict[str, Any]]:

@@ -134,8 +134,16 @@ def _misplaced(at: At, token: _Token) -> Entry:
     if not 0 <= token.slot < pool.slots:
         return _outside(at, token)
     guess = ledger.hypothesis(span.request, at.layer)
-    victim = _victim(at, ledger.hindsight.holder(at.number, *pool.place(token.slot), but=span.request))
-    detail = {**guess.detail, "table": at.table(token.row), "block_size": at.size, "taken": victim is not None}
+    held = ledger.hindsight.holder(at.number, *pool.place(token.slot), but=span.request)
+    victim = _victim(at, held)
+    theirs = {} if held is None else {"victim_table": list(held[0].table)}
+    detail = {
+        **guess.detail,
+        **theirs,
+        "table": at.table(token.row),
+        "block_size": at.size,
+        "taken": victim is not None,
+    }
     first = {"writer": writer, "victim": victim, "expected": token.expected}
     return at.open((span.request,), guess.kind, slot=token.slot, detail=detail, **first)
 

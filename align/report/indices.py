@@ -45,6 +45,7 @@ def _lines(finding: Finding, say: Say) -> Iterator[Claim]:
     yield "indices.formula", {"formula": evidence["formula"]}
     if evidence.get("computed"):
         yield "indices.computed", {"computed": evidence["computed"]}
+    yield from _whose(evidence)
     if evidence.get("seen") is not None and evidence.get("expected") is not None:
         yield "indices.seen", {name: str(evidence[name]) for name in ("seen", "expected")}
     yield _writer(evidence, say)
@@ -63,6 +64,20 @@ def _lines(finding: Finding, say: Say) -> Iterator[Claim]:
         yield "indices.elsewhere", {"runs": cut(evidence["other_runs"]), "recorded": evidence["recorded_run"]}
     elif evidence.get("other_runs"):
         yield "indices.runs", {"runs": cut(evidence["other_runs"]), "recorded": evidence["recorded_run"]}
+
+
+def _whose(evidence: Mapping[str, Any]) -> Iterator[Claim]:
+    """Which entry of whose block table the slot is of."""
+    tables, victim = _mapping(evidence.get("tables")), _mapping(evidence.get("victim"))
+    if not tables or evidence.get("seen") is None:
+        return
+    about = {"slot": str(evidence["seen"]), "block": tables["block"], "offset": tables["offset"]}
+    about |= {"writer": str(tables["writer"])}
+    if tables.get("victim"):
+        theirs = {"victim": victim.get("request", ""), "theirs": str(tables["victim"]), "entry": tables["entry"]}
+        yield "indices.whose_of", {**about, **theirs}
+    else:
+        yield "indices.whose", about
 
 
 def _writer(evidence: Mapping[str, Any], say: Say) -> Claim:

@@ -171,7 +171,7 @@ def test_prefixes_that_arrive_together_are_written_into_the_first_requests_block
     assert (evidence["fault"], first["step"], first["layer"]) == ("wrong_slot", 0, 0)
     assert (evidence["writer"]["request"], evidence["writer"]["position"]) == ("r1", 2 * BLOCK)
     assert (evidence["victim"]["request"], evidence["victim"]["position"]) == ("r0", 2 * BLOCK)
-    assert "slot = table[256 // 128] * 128 + 256 % 128" in evidence["computed"]
+    assert "slot = block_table[256 // 128] * 128 + 256 % 128" in evidence["computed"]
     assert evidence["call"].startswith("lmdeploy/pytorch/kernels/dlinfer/fill_kv_cache.py:")
     assert audited(result, "candidate") > 0
     (tmp_path / "golden").mkdir()

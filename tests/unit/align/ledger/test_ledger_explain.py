@@ -45,7 +45,7 @@ def test_the_evidence_of_a_shifted_slot_can_be_recomputed() -> None:
     finding = found("F01")
     evidence = finding.evidence
     table = evidence["detail"]["table"]
-    assert evidence["computed"] == f"slot = table[7 // 4] * 4 + 7 % 4 = {table[1]} * 4 + 3 = {table[1] * 4 + 3}"
+    assert evidence["computed"] == f"slot = block_table[7 // 4] * 4 + 7 % 4 = {table[1]} * 4 + 3 = {table[1] * 4 + 3}"
     assert evidence["seen"] == evidence["expected"] + 1 == table[1] * 4 + 4
     assert (evidence["writer"]["request"], evidence["writer"]["position"]) == ("r1", 7)
     assert (evidence["victim"]["request"], evidence["victim"]["position"]) == ("r2", 0)
@@ -54,16 +54,17 @@ def test_the_evidence_of_a_shifted_slot_can_be_recomputed() -> None:
     assert evidence["first_read"]["step"] == 1 and evidence["first_read"]["layer"] == 0
     assert evidence["detail"]["by"] == 1
     assert (
-        "r1 position 7 is written to slot" in finding.summary
+        "position 7 of request r1 is written to slot" in finding.summary
         and "instead of" in finding.summary
-        and "the place of r2 position 0" in finding.summary
+        and "is the place of position 0 of request r2" in finding.summary
     )
 
 
 def test_the_padding_row_and_its_victim_are_told() -> None:
     finding = found("F02")
     assert (
-        "padding row 3 of step 2 writes to slot" in finding.summary and "where r2 position 22 stands" in finding.summary
+        "padding row 3 of step 2 writes to slot" in finding.summary
+        and "where position 22 of request r2 stands" in finding.summary
     )
     (row,) = [row for row in finding.evidence["block"] if row["accused"]]
     assert (row["before"], row["after"]) == ("r2 position 22", "padding")

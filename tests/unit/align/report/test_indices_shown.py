@@ -42,9 +42,10 @@ def test_a_shifted_slot_can_be_followed(tmp_path: Path, monkeypatch: pytest.Monk
     for part in (
         "addresses its KV cache wrongly (wrong_slot)",
         "in numbered places, the *slots*; 4 slots in a row are a *block*; the *block table* of a request",
-        f"With the numbers of this token: slot = table\\[7 // 4\\] \\* 4 + 7 % 4 = {evidence['detail']['table'][1]}",
+        f"With the numbers of this token: slot = block_table\\[7 // 4\\] \\* 4 + 7 % 4 = {evidence['detail']['table'][1]}",
         f"Found: {seen}; expected: {expected}",
-        "Who did it: r1 position 7, in step 1, row 1 of the batch, rank 0",
+        "Whose index it is: r1 position 7, in step 1, row 1 of the batch (from 0), rank 0",
+        f"that of r2 is \\[{evidence['tables']['victim'][0]}",
         "Whose place it is: r2, position 0",
         "First wrong attention output: r1 in step 1, layer 0, which looks for its position 7",
         "Attention that is wrong because of it: r1 from position 7 on, r2 from position 22 on",
@@ -73,8 +74,11 @@ def test_a_call_and_other_runs_are_named(tmp_path: Path, monkeypatch: pytest.Mon
     run = made.Run(tmp_path / "other", monkeypatch)
     run.flow.report = report
     text = render(run.result())
-    assert "rank 0, at pkg/fill\\_kv\\_cache.py:41" in text or "rank 0, at pkg/fill_kv_cache.py:41" in text
-    assert "The same kind shows in other runs of this launch, too: 1. The recorded run is 3." in text
+    assert (
+        "rank 0; it was used at pkg/fill\\_kv\\_cache.py:41" in text
+        or "rank 0; it was used at pkg/fill_kv_cache.py:41" in text
+    )
+    assert "The same kind shows in run 1 of this launch as well; all that is told here is of run 3." in text
     assert "is a request of another run in the same engine" not in text  # none stands in this block
     _, result = report_with(tmp_path / "third", monkeypatch, "", "F02")
     text = render(result)
