@@ -113,6 +113,8 @@ class Flow:
         self._certifier = Certifier(case, info, structure_or_none(info, case.layout.tp), wishes.allow)
         check_accusations(wishes.accusations, self._structure)
         check_lean(wishes.lean and wishes.tensors, case.layout.tp)
+        #: An engine failed in a closer look, and is asked nothing more.
+        self._lost = False
         self.report = Report(
             min_coverage=wishes.min_coverage if wishes.tensors else None,
             extras={role: side.extras for role, side in session.outcome.sides.items()},
@@ -239,7 +241,7 @@ class Flow:
                 self._alone(look)
             assert report.alone is not None
             look = look_after_alone(look, report.alone.reproduced, looks["candidate"].values)
-        if look is not None:
+        if look is not None and not self._lost:
             self._together(look, looks, directories)
         if report.findings:
             with report.timed("diagnose"):
@@ -267,8 +269,15 @@ class Flow:
         report.alone = self._apart(look, headline, CLOSER)
         if not report.alone.reproduced:
             requests = [request.name for request in self._case.requests]
-            pair = find_pair(look, headline, requests, lambda two: self._apart(two, headline, PAIR))
-            report.alone = replace(report.alone, pair=pair)
+            try:
+                pair = find_pair(look, headline, requests, lambda two: self._apart(two, headline, PAIR))
+            except SideError as error:
+                if not report.findings:
+                    raise
+                self._lost = True  # what was found stands
+                report.remarks = (*report.remarks, f"two requests by themselves could not be tried: {error.message}")
+            else:
+                report.alone = replace(report.alone, pair=pair)
 
     def _apart(self, look: Look, headline: Finding | None, place: str) -> Alone:
         """Some requests without the others."""
@@ -302,6 +311,8 @@ class Flow:
     def _confirm(self, directories: Mapping[str, Path]) -> None:
         """Transplants: at what is accused first, and where the user wants one."""
         report = self.report
+        if self._lost:
+            return
         headline = accusation_in(report.findings, self._structure) if self._wishes.confirm else None
         confirmer = Confirmer(self._session, directories, self._wishes.along)
         for accusation in dict.fromkeys((*([] if headline is None else [headline]), *self._wishes.accusations)):

@@ -42,7 +42,8 @@ def test_a_shifted_slot_can_be_followed(tmp_path: Path, monkeypatch: pytest.Monk
     for part in (
         "addresses its KV cache wrongly (wrong_slot)",
         "in numbered places, the *slots*; 4 slots in a row are a *block*; the *block table* of a request",
-        f"With the numbers of this token: slot = block_table\\[7 // 4\\] \\* 4 + 7 % 4 = {evidence['detail']['table'][1]}",
+        "With the numbers of this token: slot = block_table\\[7 // 4\\] \\* 4 + 7 % 4 = "
+        f"{evidence['detail']['table'][1]}",
         f"Found: {seen}; expected: {expected}",
         "Whose index it is: r1 position 7, in step 1, row 1 of the batch (from 0), rank 0",
         f"that of r2 is \\[{evidence['tables']['victim'][0]}",

@@ -421,3 +421,19 @@ def test_after_a_prefix_hit_a_near_tie_is_no_unsteadiness(
     assert ("fresh reference" in session.stages) is not steady
     assert (report.stability[1].stable, report.stability[1].near_ties) == (steady, int(steady))
     assert bool(report.findings) is not steady
+
+
+def test_an_engine_that_fails_with_two_requests_leaves_what_was_found(
+    session: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> None:
+        raise SideError("candidate", "the candidate (lmdeploy) failed to replay: IndexError", "read its log")
+
+    monkeypatch.setattr("align.run.flow.find_pair", failing)
+    session.edits["candidate"] = twice_up
+    session.batch_only = True
+    report = flow(session).run()
+    assert report.verdict == "diverged" and report.findings
+    assert report.alone is not None and report.alone.pair is None
+    assert any("two requests by themselves could not be tried" in one for one in report.remarks)
+    assert session.stages[-2:] == ["record alone", "closed"] and not report.transplants
