@@ -190,4 +190,5 @@ def _lengths(value: Any) -> Tensor | None:
     if value is None:
         return None
     found = value if isinstance(value, Tensor) else torch.tensor([int(one) for one in value])
-    return found.detach().to("cpu", torch.int64).reshape(-1)
+    # A copy: a layer that changes lengths in place must not change what the layers before it were handed.
+    return found.detach().to("cpu", torch.int64, copy=True).reshape(-1)

@@ -123,7 +123,7 @@ class IndexRecorder:
         if step is None:
             return
         step.pool = Pool(int(call.key_cache.shape[1]), int(call.key_cache.shape[0]), self._reserved)
-        step.slots[step.layer] = call.slots.detach().to("cpu", torch.int64).reshape(-1)
+        step.slots[step.layer] = call.slots.detach().to("cpu", torch.int64, copy=True).reshape(-1)
         step.lossy = call.key_cache.dtype != call.key.dtype
         step.caches[step.layer] = (call.key_cache, call.value_cache)
         if not step.lossy:
@@ -153,7 +153,8 @@ class IndexRecorder:
         tables = step.tables if call.tables is None else call.tables
         if tables is None:
             raise LookupError("neither the operator nor the attention's metadata has a block table")
-        handed = Handed(tables.detach().to("cpu", torch.int64), call.q_lens, call.kv_lens, call.q_starts)
+        held = tables.detach().to("cpu", torch.int64, copy=True)
+        handed = Handed(held, call.q_lens, call.kv_lens, call.q_starts)
         step.handed[step.layer] = handed
         step.paged = call.tables is not None
         if step.layer == 0:

@@ -64,6 +64,10 @@ def replay_command(
     whatever the engines generate now: to see a divergence again after something was changed, to keep other values, or
     to go along the candidate's wrong tokens.
 
+    The summary says what became of the earlier run: mended, not mended (the same first finding), moved (another one is
+    first now), same or broken (it was aligned), or unknown. One thing alone may be changed: with two, or when versions,
+    case, device, conditions or tokens differ as well, the pair is called inconclusive.
+
     Examples: `align replay RUN --patch candidate=fix.py` · `align replay RUN --along candidate --capture 'layers.3.*'`
     """
     from align.cli import resume as work

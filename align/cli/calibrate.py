@@ -23,7 +23,6 @@ from align.calibrate.variants import Variant, variants
 from align.case.build import new_case
 from align.case.schema import Case, Decoding, explain
 from align.cli import resume, run
-from align.cli.leave import RESULT
 from align.cli.options import budget_bytes, check_seconds, dtype_of
 from align.cli.output import print_json
 from align.cli.screen import screen
@@ -37,7 +36,7 @@ from align.models.info import ModelInfo
 from align.models.resolve import resolve_model
 from align.report.floor import show_floor
 from align.result.build import program_versions
-from align.run.directory import CASE, REQUEST
+from align.run.directory import CASE, REQUEST, RESULT
 from align.run.flow import check_recordable
 from align.run.manifest import REPLAY, generations_of
 from align.run.plan import check_device, check_launchable

@@ -7,22 +7,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 
 from align.case.schema import Case
+from align.cli.paired import earlier_of
 from align.errors import UserError
 from align.models.info import ModelInfo
 from align.report.document import render
 from align.result.build import Command, result_of
 from align.result.facts import Answers
 from align.result.ground import ground_of_run
+from align.result.pair import Asked, Followed, paired_with
 from align.result.schema import Result
-from align.run.directory import RunDirectory
+from align.run.directory import RESULT, RUN, TOKENS, RunDirectory
 from align.run.outcome import Outcome
 from align.run.plan import SideExtras
 from align.run.record import run_record, tokens_record
 from align.run.report import Report
-
-RUN, TOKENS, RESULT = "run.json", "tokens.json", "result.json"
 
 
 def report_name(lang: str) -> str:
@@ -46,6 +47,8 @@ class Known:
         tensors: whether tensors were to be compared.
         to_stdout: print the result there; nothing else is printed there then.
         argv: the command as it was typed.
+        earlier: directory of the run that this one repeats; ``None`` if it repeats none.
+        followed: ids by request that the recording was told to follow.
     """
 
     device: str
@@ -60,6 +63,8 @@ class Known:
     directory: RunDirectory | None = None
     outcome: Outcome | None = None
     report: Report = field(default_factory=Report)
+    earlier: Path | None = None
+    followed: Followed | None = None
     started: str = field(default_factory=lambda: datetime.now().astimezone().isoformat(timespec="seconds"))
 
     def leave(self, next_step: str) -> Result:
@@ -75,6 +80,9 @@ class Known:
             Command(self.argv, self.started, path, next_step, self.tensors),
             self.answers,
         )
+        if self.earlier is not None:
+            paired = paired_with(earlier_of(self.earlier), result, Asked(self.followed, self.tensors))
+            result = result.model_copy(update={"paired": paired})
         try:
             if self.directory is not None:
                 self._write(self.directory, result)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from align.cli.leave import RESULT, report_name
+from align.cli.leave import report_name
 from align.cli.output import print_json
 from align.errors import EXIT_ALIGNED, UserError
 from align.report.document import language, render
 from align.result.schema import SCHEMA_VERSION, Result
-from align.run.directory import CASE, disk_error
+from align.run.directory import CASE, RESULT, disk_error
 
 #: ``--out`` for standard output.
 STDOUT = "-"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,23 +11,20 @@ from adapters.base import SIDES
 from align.case.schema import load_case
 from align.cli import run
 from align.cli.errors import note_next
-from align.cli.leave import RESULT, TOKENS, Known, report_names
+from align.cli.leave import Known, report_names
 from align.cli.options import extras_of, policy_name
+from align.cli.paired import generated
 from align.cli.screen import Screen, screen
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
 from align.models.resolve import resolve_model
 from align.report import terminal
 from align.result.facts import NO_ANSWERS
 from align.result.schema import SCHEMA_VERSION
-from align.run.directory import CASE, REQUEST, RunDirectory
+from align.run.directory import CASE, REQUEST, RESULT, RunDirectory
 from align.run.earlier import earlier_run, last_run, newest_run, note_refusal
-from align.run.manifest import generation_of
 from align.run.request import RunRequest, load_request
 from align.run.resume import Judged, judge_traces, verdict_on_disk, whole_traces
 from envs.errors import EnvError
-
-#: Runs that a replay can follow, in tokens.json.
-_FREE = "free"
 
 
 @dataclass(frozen=True)
@@ -156,14 +152,8 @@ def _finish(settings: run.RunSettings, judged: Judged, console: Screen) -> int:
     """Leave what the run would have left, from its recordings."""
     directory = settings.reopened
     assert directory is not None and settings.case_file is not None
-    known = Known(
-        settings.device,
-        run.answers_in(settings),
-        settings.lang,
-        settings.tensors,
-        settings.json,
-        run.command_of(settings),
-    )
+    known = run.known_of(settings)
+    known.answers, known.lang = run.answers_in(settings), settings.lang
     known.directory, known.outcome, known.report = directory, judged.outcome, judged.report
     known.extras = extras_of(settings.sets, settings.patches)
     known.case = load_case(settings.case_file)
@@ -174,12 +164,12 @@ def _finish(settings: run.RunSettings, judged: Judged, console: Screen) -> int:
     assert judged.compared is not None
     compared = judged.compared
     next_step = terminal.next_step(judged.report, f"CASE={settings.case_file}")
-    known.leave(next_step)
+    paired = known.leave(next_step).paired
     if settings.quiet and not settings.json:
-        run.say_in_short(judged.report, compared.engines, compared.simulated, directory.path, next_step)
+        terminal.say_in_short(judged.report, compared.engines, compared.simulated, directory.path, next_step, paired)
     elif not settings.quiet:
         terminal.show_comparison(
-            console, compared.engines, judged.report, compared.simulated, compared.generated, settings.verbose
+            console, compared.engines, judged.report, compared.simulated, compared.generated, settings.verbose, paired
         )
         console.say(f"run directory: {directory.path} ({', '.join((*report_names(known.lang), RESULT))})")
     return _exit_code(judged.report.verdict)
@@ -226,6 +216,7 @@ def _settings(request: RunRequest, path: Path, asked: ResumeSettings | ReplaySet
         command=request.command,
         named=(request.named_model, request.named_layout),
         along=request.along,
+        earlier=request.earlier,
         confirm=request.confirm,
         accuse=request.accuse,
         lean=request.lean,
@@ -257,25 +248,7 @@ def replay(settings: ReplaySettings) -> int:
             tensors=True,
             replay="auto",
             command=None,
-            along=_generated(path, settings.along),
+            along=generated(path, settings.along),
+            earlier=str(path),
         )
     )
-
-
-def _generated(path: Path, role: str) -> dict[str, tuple[int, ...]]:
-    """Ids by request that a side of a run generated.
-
-    Raises:
-        UserError: the run got no tokens, or its file is damaged.
-    """
-    file = path / TOKENS
-    try:
-        rows = json.loads(file.read_text(encoding="utf-8"))[_FREE][role]["generations"]
-        found = {one.request: one.token_ids for one in map(generation_of, rows)}
-    except FileNotFoundError:
-        raise UserError(f"{path} holds no tokens to follow: there is no {TOKENS}", f"align resume {path}") from None
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{file} cannot be followed: {error}", f"run it again: align run --case {path / CASE}"
-        ) from error
-    return found

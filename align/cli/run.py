@@ -111,6 +111,8 @@ class RunSettings:
     floor: str = AUTO
     #: Ids by request that the recording follows.
     along: Mapping[str, tuple[int, ...]] | None = None
+    #: Directory of the run that this one repeats.
+    earlier: str = ""
     #: Transplants: at the headline, and where the user accuses somebody (``SIDE:CHECKPOINT``).
     confirm: bool = True
     accuse: tuple[str, ...] = ()
@@ -127,7 +129,7 @@ def execute(settings: RunSettings) -> int:
     """
     if settings.dry:
         return _dry(settings)
-    known = Known(settings.device, NO_ANSWERS, "en", settings.tensors, settings.json, command_of(settings))
+    known = known_of(settings)
     try:
         settings = _asked(settings)
         known.answers, known.lang = answers_in(settings), language(settings.lang)
@@ -141,6 +143,13 @@ def execute(settings: RunSettings) -> int:
         if known.directory is not None:
             known.directory.close()
     return EXIT_ALIGNED if report.verdict == "aligned" else EXIT_DIVERGED
+
+
+def known_of(settings: RunSettings) -> Known:
+    """What is known before anything was asked or looked at."""
+    known = Known(settings.device, NO_ANSWERS, "en", settings.tensors, settings.json, command_of(settings))
+    known.earlier, known.followed = Path(settings.earlier) if settings.earlier else None, settings.along
+    return known
 
 
 def _dry(settings: RunSettings) -> int:
@@ -261,22 +270,18 @@ def _run(settings: RunSettings, known: Known) -> Report:
         known.outcome, known.report = session.outcome, flow.report
         report = flow.run()
     next_step = terminal.next_step(report, "CASE=RUN/case.json")
-    known.leave(next_step)
+    paired = known.leave(next_step).paired
     if settings.quiet and settings.json:
         return report
     if settings.quiet:
-        say_in_short(report, (case.candidate, case.reference), settings.device == SIMULATED, directory.path, next_step)
+        simulated = settings.device == SIMULATED
+        terminal.say_in_short(report, (case.candidate, case.reference), simulated, directory.path, next_step, paired)
     else:
+        names = report_names(known.lang)
         terminal.show_summary(
-            console, case, info, session.outcome, report, directory.path, settings.verbose, report_names(known.lang)
+            console, case, info, session.outcome, report, directory.path, settings.verbose, names, paired
         )
     return report
-
-
-def say_in_short(report: Report, engines: tuple[str, str], simulated: bool, directory: Path, next_step: str) -> None:
-    """``--quiet``: the verdict, and a line that says where the rest is."""
-    print(f"{report.verdict}{' (simulated)' if simulated else ''}: {terminal.sentence(*engines, report)}")
-    print(f"run directory: {directory} · next: {next_step}")
 
 
 # --------------------------------------------------------------------------------------------------- from options
@@ -319,38 +324,17 @@ def _wishes(settings: RunSettings) -> Wishes:
 def _request(settings: RunSettings, info: ModelInfo, known: Known) -> RunRequest:
     """What ``align resume`` needs besides the case."""
     patches = tuple(f"{role}={file}" for role, extras in known.extras.items() for file in extras.patches)
-    return RunRequest(
-        command=tuple(known.argv),
-        fingerprint=info.fingerprint,
-        device=settings.device,
-        sets=settings.sets,
-        patches=patches,
-        patch_sha256=digests(patch_files(patches)),
-        allow=settings.allow,
-        policy=settings.policy,
-        floor=settings.floor,
-        min_coverage=settings.min_coverage,
-        tensors=settings.tensors,
-        capture=settings.capture,
-        values_budget=settings.values_budget,
-        lean=settings.lean,
-        audit=settings.audit,
-        fresh=settings.fresh,
-        replay=settings.replay,
-        launch_timeout=settings.launch_timeout,
-        step_timeout=settings.step_timeout,
-        symptom=settings.symptom,
-        onset=settings.onset,
-        batching=settings.batching,
-        stage=settings.stage,
-        baseline=settings.baseline,
-        named_model=known.answers.model,
-        named_layout=known.answers.layout,
-        lang=settings.lang,
-        along=None if settings.along is None else dict(settings.along),
-        confirm=settings.confirm,
-        accuse=settings.accuse,
-    )
+    given = {name: value for name, value in vars(settings).items() if name in RunRequest.model_fields}
+    decided = {
+        "command": tuple(known.argv),
+        "fingerprint": info.fingerprint,
+        "patches": patches,
+        "patch_sha256": digests(patch_files(patches)),
+        "named_model": known.answers.model,
+        "named_layout": known.answers.layout,
+        "along": None if settings.along is None else dict(settings.along),
+    }
+    return RunRequest.model_validate(given | decided)
 
 
 def _case(settings: RunSettings, numerics: Numerics, say: Callable[[str], None]) -> tuple[ModelInfo, NewCase]:

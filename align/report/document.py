@@ -16,7 +16,7 @@ from align.compare.calls import own_shape
 from align.errors import UserError
 from align.findings import PATHS
 from align.knowledge import PATHS_ZH, Entry, Text, knowledge
-from align.report import again, claims, indices, reach
+from align.report import again, claims, indices, paired, reach
 from align.report.markdown import Markdown, escape, fence
 from align.report.words import LANGUAGES, TEMPLATES, Words, words_of
 from align.result.parts import Condition, Fact, Finding, WalkStep
@@ -60,6 +60,7 @@ def render(result: Result, lang: str = "en") -> str:
         claims=claims,
         reach=reach,
         indices=indices,
+        paired=paired,
         FINDINGS=FINDINGS,
         ROWS=ROWS,
         LANG=lang,

@@ -18,6 +18,7 @@ from align.report.reach import begin_at
 from align.report.size import size_text
 from align.report.tensors import show_tensors
 from align.report.tokens import show_differences, show_tokens
+from align.result.paired import Paired
 from align.run.outcome import Outcome
 from align.run.report import Report
 from align.sentences import said, text_of
@@ -45,8 +46,9 @@ def show_summary(
     directory: Path,
     verbose: bool = False,
     reports: Sequence[str] = ("report.md",),
+    paired: Paired | None = None,
 ) -> None:
-    """A joint run; ``reports`` are the names of the documents that it leaves."""
+    """A joint run; ``reports`` are the names of the documents that it leaves, ``paired`` is what a replay says."""
     generated = {
         role: {g.request: g.token_ids for g in side.free.generations} if side.free is not None else {}
         for role, side in outcome.sides.items()
@@ -56,6 +58,7 @@ def show_summary(
     if not report.conditions:
         show_settings(console, outcome)
     show_findings(console, report, case.candidate, case.reference, simulated, verbose, "written")
+    show_paired(console, paired)
     traces = " and ".join(str(directory / role) for role in outcome.sides)
     console.print(
         f"run directory: {escape(str(directory))} ({', '.join((*reports, 'result.json'))})",
@@ -69,6 +72,21 @@ def show_summary(
     console.print(f"next: {escape(next_step(report, repeat))}", highlight=False, soft_wrap=True)
 
 
+def say_in_short(
+    report: Report,
+    engines: tuple[str, str],
+    simulated: bool,
+    directory: Path,
+    next_step: str,
+    paired: Paired | None = None,
+) -> None:
+    """``--quiet``: the verdict, of a replay what became of the earlier run, and a line that says where the rest is."""
+    print(f"{report.verdict}{' (simulated)' if simulated else ''}: {sentence(*engines, report)}")
+    if paired is not None:
+        print(paired.what)
+    print(f"run directory: {directory} · next: {next_step}")
+
+
 def show_comparison(
     console: Console,
     engines: tuple[str, str],
@@ -76,12 +94,20 @@ def show_comparison(
     simulated: bool,
     generated: Mapping[str, Mapping[str, tuple[int, ...]]],
     verbose: bool = False,
+    paired: Paired | None = None,
 ) -> None:
     """A comparison of two traces; the same words as the joint run's."""
     if generated and "free" in report.comparisons:
         show_tokens(console, report.comparisons["free"], generated, None)
     show_findings(console, report, *engines, simulated, verbose, "read")
+    show_paired(console, paired)
     console.print(f"next: {escape(next_step(report))}", highlight=False, soft_wrap=True)
+
+
+def show_paired(console: Console, paired: Paired | None) -> None:
+    """What became of the run that a replay repeats."""
+    if paired is not None:
+        console.print(f"[bold]paired run[/bold]: {escape(paired.what)}", highlight=False, soft_wrap=True)
 
 
 def show_findings(

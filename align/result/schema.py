@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from align.result.ledger import LedgerAudit
+from align.result.paired import Paired
 from align.result.parts import Condition, Documented, Fact, Finding, Measure, SideStability, WalkStep, WeightsAudit
 from align.result.scope import Scope
 from align.result.symptom import Symptom
@@ -156,6 +157,9 @@ class Result(Documented):
     version."""
     measures: list[Measure]
     """What one side ran with that is no part of the case: patches and engine options."""
+    paired: Paired | None = None
+    """Of a replay: what it says together with the run that it repeats; null for any other run, and in results of an
+    earlier version."""
     walk: list[WalkStep]
     """The stages in order: why each was made and what it found."""
     versions: dict[str, dict[str, str]]

@@ -28,6 +28,7 @@ def disk_error(error: OSError, path: Path) -> UserError:
 
 
 CASE, REQUEST = "case.json", "request.json"
+RUN, TOKENS, RESULT = "run.json", "tokens.json", "result.json"
 #: Longer than somebody holds a lock who only looks whether it is held.
 _MOMENT = 0.05
 

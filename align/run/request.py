@@ -24,6 +24,7 @@ class RunRequest(Strict):
         patch_sha256: by file.
         named_model, named_layout: whether the user named them, or they are the defaults.
         along: ids by request that the recording follows instead of the reference's own.
+        earlier: directory of the run that this one repeats; empty if it repeats none.
         confirm, accuse: transplants, as ``--no-confirm`` and ``--confirm`` say.
     """
 
@@ -56,6 +57,7 @@ class RunRequest(Strict):
     named_layout: bool = False
     lang: str = "en"
     along: dict[str, tuple[int, ...]] | None = None
+    earlier: str = ""
     confirm: bool = True
     accuse: tuple[str, ...] = ()
 

@@ -93,4 +93,4 @@ def test_a_wrong_value_is_no_wrong_index(fault: str, side: str, tmp_path: Path) 
     run_align("run", *given, timeout=580)
     result = json.loads((out / "result.json").read_text())
     assert all(finding["path"] != "A" for finding in result["findings"])
-    assert [one["faults"] for one in result["audit"].values()] == [0, 0]
+    assert [one["faults"] for one in result["ledger"].values()] == [0, 0]

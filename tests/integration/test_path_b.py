@@ -213,3 +213,7 @@ def test_a_paired_run_shows_that_a_fix_mends_it(side: str, tmp_path: Path) -> No
     result = json.loads((tmp_path / "fixed" / "result.json").read_text())
     assert (result["verdict"], result["findings"]) == ("aligned", [])
     assert ("norm.py", "the factor is taken out") in [(one["file"], one["change"]) for one in result["measures"]]
+    paired = result["paired"]
+    assert (paired["earlier"], paired["verdict"], paired["outcome"]) == ("run", "diverged", "mended")
+    assert (paired["changes"], paired["confounded"], paired["conclusive"]) == (1, [], True)
+    assert paired["headline"]["checkpoint"] == "layers.2.mlp_norm" and paired["gone"][0] == paired["headline"]

@@ -24,8 +24,6 @@ TESTS = REPOSITORY / "tests"
 STATUSES = ("test", "deviation", "later")
 #: Issues that rows may be left to, with their titles. Remove an issue when it is done: its rows must then be shown.
 ISSUES = {
-    5: "Path B: name the operator that is wrong, on which side, and prove it",
-    6: "Path A: audit every KV-cache index, and say who stomped on whom",
     7: "Path C, first half: layouts, the ladder, and every collective (dense, TP and DP)",
     8: "FlashAttention argument checks, and the three checklists",
     9: "Path C, second half: experts",

@@ -55,6 +55,8 @@ class Attention:
         #: Faults.
         self.writes, self.raises = True, False
         self.moved: dict[int, int] = {}
+        #: What is added to the lengths, in place, once this layer has attended.
+        self.lengthens = 0
 
     def forward(self, rows: torch.Tensor, attn_metadata: Any) -> torch.Tensor:
         meta = attn_metadata
@@ -66,6 +68,7 @@ class Attention:
             torch.ops.atb._npu_paged_attention(rows, *self.cache, 1, 1, 1.0, meta.block_tables, meta.kv, out)
         else:
             torch.ops.atb._npu_flash_attention(rows, rows, rows, rows, meta.kv, 1.0, 1, 1, out)
+        meta.kv += self.lengthens
         return out
 
 
@@ -190,6 +193,20 @@ def test_a_layer_of_its_own_is_kept_apart(tmp_path: Path) -> None:
     engine.step(0, "prefill", ("a", 0, 3), ("b", 0, 2))
     (first,) = engine.records().records
     assert sorted(first.other) == [1] and first.other[1].slots.tolist() == [4, 5, 6, 12, 14]
+
+
+def test_lengths_that_a_layer_changes_for_the_next_ones_are_found(tmp_path: Path) -> None:
+    """In place, so that what was handed to layer 0 must be kept as it was."""
+    engine = made(tmp_path)
+    engine.step(0, "prefill", ("a", 0, 3), ("b", 0, 2))
+    engine.layers[0].lengthens = 1
+    engine.step(1, "decode", ("a", 3, 1), ("b", 2, 1))
+    last = engine.records().records[-1]
+    assert last.base.kv_lens.tolist() == [4, 3] and last.other[1].kv_lens.tolist() == [5, 4]
+    (wrong, *others) = audit(engine.records().records).wrongs
+    assert {wrong.kind, *(one.kind for one in others)} == {"layer_length"}
+    assert (wrong.step, wrong.layer) == (1, 1)
+    assert wrong.writer is not None and wrong.writer.request == "a"
 
 
 def test_a_layer_that_does_not_write_is_found(tmp_path: Path) -> None:

@@ -193,6 +193,29 @@ def test_a_zeroed_row_has_no_writer() -> None:
     assert wrong.detail["zero"] and wrong.victim is not None and wrong.victim.position == 4
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_is_not_finite_in_the_written_part_is_named_and_in_the_unwritten_one_is_not(number: float) -> None:
+    def pour(written: bool) -> Engine:
+        """Position 1 of r1; or position 11, which is not computed yet, in its last block, and a block of nobody."""
+        engine = Engine(asked())
+
+        def after(engine: Engine, batch: Batch) -> None:
+            if batch.step == 2:
+                table = batch.rows[batch.row("r1")].table
+                places = [(table[0], 1)] if written else [(table[2], 3), (engine.free[0], 1)]
+                for block, offset in places:
+                    engine.cache[0, 0, block * engine.size + offset] = number
+
+        engine.after_write = after
+        return engine.run()
+
+    wrong = only(pour(True))
+    assert (wrong.kind, wrong.step, wrong.layer) == ("stomped", 2, 0)
+    assert wrong.victim is not None and (wrong.victim.request, wrong.victim.position) == ("r1", 1)
+    right = pour(False)
+    assert not right.cache.isfinite().all() and not audit(right.records, right.tokens).wrongs
+
+
 @pytest.mark.parametrize("growing", [False, True])
 def test_a_value_fault_is_no_fault_of_indices(growing: bool) -> None:
     """Path B, also where it grows with length."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -134,6 +135,26 @@ def flaws_of(one: IndexRecord) -> list:  # type: ignore[type-arg]
     from align.ledger.hindsight import Hindsight
 
     return flaws(Hindsight([one], None), 0)
+
+
+@pytest.mark.parametrize("paged", [True, False])
+@pytest.mark.parametrize("length", [0, 2, 4, 30])
+def test_after_a_prefill_the_length_is_that_of_the_prompt(length: int, paged: bool) -> None:
+    """And where the prefill reads no cache, so that the length is that of its own keys, as many as its queries."""
+    base = record().base
+    wrong = replace(base, kv_lens=torch.tensor([length, 1]))
+    found = flaws_of(record(base=wrong, paged=paged))
+    (flaw,) = [one for one in found if one.kind.endswith("_length")]
+    assert (flaw.row, flaw.layer, dict(flaw.detail)) == (0, 0, {"seen": length, "expected": 3})
+    assert flaws_of(record(base=base, paged=paged)) == []
+
+
+def test_a_length_counts_what_a_chunk_or_a_hit_has_before_it() -> None:
+    """Neither the prompt's rest nor the whole prompt: what is there once this step has written."""
+    span = (Span("a", 4, 3),)
+    for length, expected in ((7, []), (3, ["wrong_length"]), (9, ["wrong_length"])):
+        base = Indices(torch.tensor([8, 9, 10]), torch.tensor([[1, 2, 3]]), torch.tensor([3]), torch.tensor([length]))
+        assert [one.kind for one in flaws_of(record(base=base, spans=span))] == expected
 
 
 def test_identical_prompts_in_one_block_are_written_twice() -> None:
