@@ -104,7 +104,8 @@ class ProbedAdapter(Adapter):
         returned = self._execute(keys)
         seconds = time.perf_counter() - started
         wait_for_ranks(self._probe_dir, self._generation)
-        said = read_generations(self._probe_dir, self._generation, [request.name for request in requests])
+        names = [request.name for request in requests]
+        said = read_generations(self._probe_dir, self._generation, names, returned=returned)
         generations = tuple(map(_cut_at_stop, said, requests))
         for generation in () if self._samples else generations:
             _require_same(generation, returned[generation.request])

@@ -16,7 +16,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -270,16 +270,37 @@ def read_steps(directory: Path, generation: int) -> tuple[StepRecord, ...]:
     return tuple(records)
 
 
-def read_generations(directory: Path, generation: int, names: Iterable[str], rank: int = 0) -> tuple[Generation, ...]:
-    """What was generated in one run, by request, as the sampling rank saw it."""
-    steps: dict[str, dict[int, TokenStep]] = {name: {} for name in names}
+def read_generations(
+    directory: Path,
+    generation: int,
+    names: Iterable[str],
+    rank: int = 0,
+    returned: Mapping[str, Sequence[int]] | None = None,
+) -> tuple[Generation, ...]:
+    """What was generated in one run, by request, as the sampling rank saw it.
+
+    Args:
+        returned: request → ids that the engine returned. They decide between answers to one place: an engine that
+            prepares a step while another runs may evict a request whose answer is still to come, drop that, and ask
+            again after the request was computed anew.
+    """
+    steps: dict[str, dict[int, list[TokenStep]]] = {name: {} for name in names}
     for event in _events(directory / f"steps-rank{rank}.jsonl", generation):
         if event["event"] != "tokens":
             continue
         for name, token in event["tokens"].items():
             top = tuple((int(i), float(v)) for i, v in token["top"])
-            # A position computed again after preemption is sampled once: the first answer was appended.
-            steps[name].setdefault(token["index"], TokenStep(token["chosen"], token["greedy"], top, token["peak"]))
+            step = TokenStep(token["chosen"], token["greedy"], top, token["peak"])
+            steps[name].setdefault(token["index"], []).append(step)
     return tuple(
-        Generation(name, tuple(by_index[index] for index in sorted(by_index))) for name, by_index in steps.items()
+        Generation(
+            name, tuple(_answer(by_index[index], index, (returned or {}).get(name, ())) for index in sorted(by_index))
+        )
+        for name, by_index in steps.items()
     )
+
+
+def _answer(answers: Sequence[TokenStep], index: int, returned: Sequence[int]) -> TokenStep:
+    """The one that was appended: the last that the engine returned; the first if that is not known."""
+    wanted = returned[index] if index < len(returned) else None
+    return next((one for one in reversed(answers) if one.chosen == wanted), answers[0])

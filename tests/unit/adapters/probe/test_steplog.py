@@ -97,6 +97,10 @@ def test_the_first_answer_for_a_position_counts(tmp_path: Path) -> None:
         log.step([("k:a", start, count)])
         log.choose(logits(best), ["k:a"])
     assert read_generations(tmp_path, 1, ["a"])[0].token_ids == (4, 6)
+    # An engine that drops the answer of a request which it evicts meanwhile asks again, and appends the second.
+    assert read_generations(tmp_path, 1, ["a"], returned={"a": [5, 6]})[0].token_ids == (5, 6)
+    assert read_generations(tmp_path, 1, ["a"], returned={"a": [9, 6]})[0].token_ids == (4, 6), "it is neither"
+    assert read_generations(tmp_path, 1, ["a"], returned={"a": []})[0].token_ids == (4, 6)
     assert [step.rows[0].occurrence for step in read_steps(tmp_path, 1)] == [0, 1, 0]
 
 
