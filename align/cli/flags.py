@@ -39,7 +39,8 @@ Lean = Annotated[
         "--lean",
         help="Record as little as still names a fault: the worst of each operator's own error and digests of a few "
         "rows; then values of the accused operator alone, of one request. The two recordings take about 2 % of what "
-        "all values take; the transplants of a confirmation come on top (--no-confirm leaves them out).",
+        "all values take; the transplants of a confirmation come on top (--no-confirm leaves them out). Cache indices "
+        "are not recorded.",
     ),
 ]
 NoAudit = Annotated[

@@ -21,7 +21,7 @@ from align.ledger.record.types import IndexRecord
 from align.ledger.wrong import Wrong
 
 #: Why there is nothing to audit.
-NO_RECORDS = "no index was recorded: by --no-audit, or by a version that did not record them"
+NO_RECORDS = "no index was recorded: by --no-audit or --lean, or by a version that did not record them"
 
 
 @dataclass(frozen=True)
