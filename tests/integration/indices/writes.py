@@ -153,7 +153,7 @@ def apply(ctx):
         step["tables"] = found.tables
 
     def wrong(layer, key, value, key_cache, value_cache, slots):
-        if layer == 2 and now() == 2 and len(slots) > 1:
+        if layer == 2 and now() == 2 and len(slots) > 2:
             block = int(step["tables"][2, 0])
             key_cache[block, 5] = key[1]
             value_cache[block, 5] = value[1]
