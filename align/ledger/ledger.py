@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -158,7 +159,9 @@ class Ledger:
         position = NONE if span is None or not span.real else span.end - 1
         affected = [at for at in planes if at.layer == flaw.layer or (not flaw.layer and at.layer not in record.other)]
         writer = None if span is None else planes[0].place(flaw.row, position)
-        first = {"slot": flaw.slot, "expected": flaw.expected, "detail": dict(flaw.detail)}
+        first: dict[str, Any] = {"slot": flaw.slot, "expected": flaw.expected, "detail": dict(flaw.detail)}
+        if flaw.kind in _OF_ALL_ROWS:
+            first["victim"] = writer  # its own attention is the first that is handed the wrong argument
         entry = affected[0].open((request,), flaw.kind, writer=writer, **first)
         bounds = np.cumsum([0, *(one.count for one in record.spans)])
         for at in affected:

@@ -39,7 +39,7 @@ def apply(ctx):
 FOREIGN_ROW = """
 def apply(ctx):
     def change(step):
-        if step.number == 3:
+        if step.number == 3 and step.rows > 2:
             tables = step.tables
             tables[1] = tables[2]
             step.tables = tables
@@ -99,7 +99,7 @@ def apply(ctx):
 QUERIES_SWAPPED = """
 def apply(ctx):
     def change(step):
-        if step.number:
+        if step.number or step.rows == 1:
             return
         if ctx.engine == "lmdeploy":
             lengths = step.metadata.q_seqlens.clone()
@@ -128,7 +128,7 @@ TABLE_TAIL = """
 def apply(ctx):
     def change(step):
         tables = step.tables
-        if step.decode and tables.shape[1] > 1:
+        if step.decode and step.rows > 2 and tables.shape[1] > 1:
             tables[:2, 1:] = tables[2, :1]
             step.tables = tables
 

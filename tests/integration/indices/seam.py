@@ -26,7 +26,8 @@ class Step:
         self.metadata, self.number = metadata, now()
         decoding = metadata.is_decoding if engine == "lmdeploy" else metadata.attn_state.name == "DecodeOnly"
         self.decode = bool(decoding)
-        self.size = 128
+        #: Of the batch. Patches leave a request alone that runs alone: what is wrong is the batch.
+        self.rows = getattr(metadata, self._tables).shape[0]
 
     @property
     def slots(self):

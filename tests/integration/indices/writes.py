@@ -6,7 +6,7 @@ from __future__ import annotations
 SLOT_PLUS_ONE = """
 def apply(ctx):
     def change(step):
-        if step.decode and step.number > 0:
+        if step.decode and step.rows > 1:
             slots = step.slots
             slots[1] += 1
             step.slots = slots
@@ -65,7 +65,7 @@ def apply(ctx):
     last = {}
 
     def change(step):
-        if step.number == 3:
+        if step.number == 3 and len(last["slots"]) == step.rows > 1:
             step.slots = last["slots"]
         last["slots"] = step.slots
 
@@ -76,7 +76,7 @@ def apply(ctx):
 MIXED_SHIFT = """
 def apply(ctx):
     def change(step):
-        if step.number == 3:
+        if step.number == 3 and step.rows > 1:
             slots = step.slots
             slots[1] = slots[0]
             step.slots = slots
@@ -122,7 +122,7 @@ def apply(ctx):
 NOT_WRITTEN = """
 def apply(ctx):
     def change(step):
-        if step.number == 0:
+        if step.number == 0 and step.rows > 1:
             slots = step.slots
             slots[13:20] = -1
             step.slots = slots
@@ -153,7 +153,7 @@ def apply(ctx):
         step["tables"] = found.tables
 
     def wrong(layer, key, value, key_cache, value_cache, slots):
-        if layer == 2 and now() == 2:
+        if layer == 2 and now() == 2 and len(slots) > 2:
             block = int(step["tables"][2, 0])
             key_cache[block, 5] = key[1]
             value_cache[block, 5] = value[1]
@@ -166,7 +166,7 @@ def apply(ctx):
 CONTENT = """
 def apply(ctx):
     def wrong(layer, key, value, key_cache, value_cache, slots):
-        if layer == 1 and now() == 2:
+        if layer == 1 and now() == 2 and len(slots) > 1:
             key_cache.view(-1, *key_cache.shape[2:])[int(slots[1])] *= 1.5
 
     after_write(ctx, wrong)
@@ -187,7 +187,7 @@ def apply(ctx):
             return metadata  # warm-up without metadata
         layer, step = state["layer"], state["step"]
         state["layer"] += 1
-        if layer != 2 or step.number != 2:
+        if layer != 2 or step.number != 2 or step.rows == 1:
             return metadata
         one = Step(ctx.engine, copy.copy(metadata))
         slots = one.slots
