@@ -13,7 +13,8 @@ def positions_of(slots: Tensor, tables: Tensor, counts: Sequence[int], block_siz
 
     Args:
         slots: flat cache slots ``[layers, T]``, any integer dtype.
-        tables: ids of each request's blocks, in order, ``[requests, blocks]``; rows in batch order.
+        tables: ids of each request's blocks, in order, ``[requests, blocks]``; rows in batch order. Or a row per token,
+            ``[T, blocks]``.
         counts: tokens of each request in this step; they make T.
         block_size: tokens in one block.
 
@@ -25,8 +26,11 @@ def positions_of(slots: Tensor, tables: Tensor, counts: Sequence[int], block_siz
     """
     if tables.dim() != 2 or tables.shape[0] < len(counts):
         raise ValueError(f"a block table of shape {list(tables.shape)} for {len(counts)} requests")
-    owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    table = tables.long()[owner]  # [T, blocks]
+    if tables.shape[0] == sum(counts):  # repeated once per token, as lmdeploy does for a prefill over the paged cache
+        table = tables.long()
+    else:
+        owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        table = tables.long()[owner]  # [T, blocks]
     slots = slots.long()
     block = slots.div(block_size, rounding_mode="floor")
     match = block[:, :, None] == table[None]

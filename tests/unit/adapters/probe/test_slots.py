@@ -67,3 +67,10 @@ def test_no_slot_is_no_position() -> None:
 def test_a_table_that_does_not_fit(tables: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="for 2 requests"):
         positions_of(torch.zeros(1, 2, dtype=torch.int64), tables, [1, 1], 4)
+
+
+def test_a_table_with_a_row_per_token_is_taken_by_tokens() -> None:
+    """As lmdeploy repeats it for a prefill over the paged cache: row 1 is not that of request 1."""
+    tables = torch.tensor([[1, 2], [1, 2], [1, 2], [3, 0], [3, 0]])
+    slots = torch.tensor([[2 * 4, 2 * 4 + 1, 2 * 4 + 2, 3 * 4, 3 * 4 + 1], [8, 9, 10, 4, 5]])
+    assert positions_of(slots, tables, (3, 2), 4).tolist() == [[4, 5, 6, 0, 1], [4, 5, 6, -1, -1]]
