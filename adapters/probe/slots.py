@@ -26,11 +26,10 @@ def positions_of(slots: Tensor, tables: Tensor, counts: Sequence[int], block_siz
     """
     if tables.dim() != 2 or tables.shape[0] < len(counts):
         raise ValueError(f"a block table of shape {list(tables.shape)} for {len(counts)} requests")
-    if tables.shape[0] == sum(counts):  # repeated once per token, as lmdeploy does for a prefill over the paged cache
-        table = tables.long()
-    else:
-        owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-        table = tables.long()[owner]  # [T, blocks]
+    owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    table = tables.long()
+    if not _per_token(tables, counts):
+        table = table[owner]  # [T, blocks]
     slots = slots.long()
     block = slots.div(block_size, rounding_mode="floor")
     match = block[:, :, None] == table[None]
@@ -38,3 +37,10 @@ def positions_of(slots: Tensor, tables: Tensor, counts: Sequence[int], block_siz
     place = match.int().argmax(-1)
     found = place * block_size + slots.remainder(block_size)
     return torch.where(match.any(-1) & (slots >= 0), found, torch.full_like(found, -1))
+
+
+def _per_token(tables: Tensor, counts: Sequence[int]) -> bool:
+    """Whether the rows were repeated once per token, as lmdeploy does for a prefill over the paged cache."""
+    if tables.shape[0] != sum(counts):
+        return False
+    return all(bool((rows == rows[:1]).all()) for rows in tables.split(list(counts)))
