@@ -24,9 +24,11 @@ OWN = {
     "adapters/lmdeploy": {"lmdeploy", "dlinfer"},
     "adapters/vllm": {"vllm", "vllm_ascend"},
     "adapters/transformers": {"transformers"},
+    # Faults change what the engines do; each runs inside of one.
+    "adapters/drill": {"lmdeploy", "dlinfer", "vllm", "vllm_ascend", "torch_npu"},
 }
 #: Of ``align``, what engines' interpreters may import.
-SHARED = ("align.trace", "align.checkpoints", "align.ledger.record")
+SHARED = ("align.trace", "align.checkpoints", "align.ledger.record", "align.collectives.record", "align.fa")
 
 
 def sources(*folders: str) -> list[Path]:

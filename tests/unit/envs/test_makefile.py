@@ -19,6 +19,8 @@ VARIABLES = {
     "TP",
     "DP",
     "EP",
+    "MIN_TP",
+    "LAYOUTS",
     "MAX_NEW",
     "OUT",
     "LADDER",
@@ -84,11 +86,13 @@ def test_every_variable_has_its_option() -> None:
         "TP": "2",
         "DP": "1",
         "EP": "1",
+        "MIN_TP": "1",
+        "LAYOUTS": "tp1, tp2",
         "MAX_NEW": "8",
         "OUT": "o",
     }
     passed = _run_arguments(*(f"{name}={value}" for name, value in given.items()))
-    names = {name: name.lower() for name in given} | {"MAX_NEW": "max-new-tokens"}
+    names = {name: name.lower() for name in given} | {"MAX_NEW": "max-new-tokens", "MIN_TP": "min-tp"}
     assert sorted(passed) == sorted(f"--{names[name]}={value}" for name, value in given.items())
 
 
@@ -99,9 +103,15 @@ def test_empty_counts_on_the_command_line_alone() -> None:
 
 @pytest.mark.parametrize("value", ["", "0", "no", "off", "1", "yes"])
 def test_the_ladder_is_on_or_off(value: str) -> None:
-    expected = ["--ladder"] if value in ("1", "yes") else []
+    expected = {"": [], "1": ["--ladder"], "yes": ["--ladder"]}.get(value, ["--no-ladder"])
     assert _run_arguments(f"LADDER={value}") == expected
     assert _run_arguments(LADDER=value) == expected
+
+
+def test_isolate_takes_the_same_variables_and_needs_no_ladder() -> None:
+    done = _make("isolate", "MODEL=m", "TP=2", "MIN_TP=1", "LADDER=1", "ARGS=--quiet")
+    words = shlex.split(done.stdout)
+    assert words[words.index("isolate") + 1 :] == ["--model=m", "--tp=2", "--min-tp=1", "--quiet"]
 
 
 def test_args_are_appended_as_they_are() -> None:

@@ -289,6 +289,18 @@ def check_what_hardware_mixes_is_accepted() -> None:
     assert there[0].tolist() == [7.0, 8.0, 9.0]
 
 
+def check_a_storage_that_is_given_back() -> None:
+    there = torch.ones(4).to("npu")
+    other = there[2:]
+    there.untyped_storage().resize_(0)
+    assert other.isnan().all(), "who still reads it must notice"
+    with refused(RuntimeError, "cannot grow"):
+        torch.ones(4).to("npu").untyped_storage().resize_(1 << 20)
+    host = torch.ones(4)
+    host.untyped_storage().resize_(0)
+    assert host.untyped_storage().nbytes() == 0
+
+
 def check_errors_of_operators_pass() -> None:
     with refused(RuntimeError, "must match the size"):
         torch.ones(3).to("npu") + torch.ones(4).to("npu")

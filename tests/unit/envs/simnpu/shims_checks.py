@@ -61,7 +61,7 @@ def check_nothing_else_of_torch_is_changed() -> None:
         "torch": factories | {"npu"},
         "torch.Tensor": {"pin_memory", "is_pinned", "npu", "is_npu"},
         "torch.nn.Module": {"npu"},
-        "torch.UntypedStorage": {"clone"},
+        "torch.UntypedStorage": {"clone", "resize_"},
         "torch.accelerator": accelerator,
         "torch.version": {"cann"},
         "torch.distributed": {"all_gather", "reduce_scatter", "is_hccl_available", "ProcessGroupHCCL", "hccl"},

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from torch_npu._sim import matmul
+from torch_npu._sim import integers, matmul, storage
 from torch_npu._sim.memory import (
     allocated_bytes,
     current_device,
@@ -139,7 +139,7 @@ def _callable(op: Any, args: tuple[Any, ...]) -> Any:
     A Python number where a tensor is expected (``x % 16``) reaches a boxed kernel as the number. Its overloads for
     scalars promote types as a number does, which a 0-d tensor would not; choosing among overloads finds them.
     """
-    kernel = matmul.KERNELS.get(op)
+    kernel = matmul.KERNELS.get(op) or integers.KERNELS.get(op)
     if kernel is not None:
         return kernel
     positions = _tensor_positions.get(op)
@@ -355,18 +355,6 @@ def _restore_storage(storage: Any, location: str) -> Any:
     return to_device(data, resolve(torch.device(location))).untyped_storage()
 
 
-def _clone_storage(clone: Any) -> Any:
-    """``copy.deepcopy`` of a tensor clones its storage, which asks for a device allocator as well."""
-
-    @functools.wraps(clone)
-    def wrapper(self: Any) -> Any:
-        if self.device.type != "npu":
-            return clone(self)
-        return to_device(host_view(torch.empty(0, dtype=torch.uint8, device="npu").set_(self))).untyped_storage()
-
-    return wrapper
-
-
 #: Kept alive: a library that is dropped takes its kernels with it.
 _libraries: list[torch.library.Library] = []
 
@@ -390,6 +378,6 @@ def install(module: Any) -> None:
     # torch would resolve a pending conjugation by a copy, which is this very operator.
     for key in ("Conjugate", "Negative"):
         aten.impl("_copy_from", torch.library.fallthrough_kernel, key)
-    torch.UntypedStorage.clone = _clone_storage(torch.UntypedStorage.clone)  # type: ignore[method-assign]
+    storage.install()
     # Smaller numbers are asked first; torch's own handler of private devices registers at 21.
     torch.serialization.register_package(19, _storage_location, _restore_storage)

@@ -31,6 +31,16 @@ PACKED = {"query": normal(3, 4, 32), **ROWS}
 PADDED = {"query": normal(2, 1, 4, 32), "key": normal(2, 5, 2, 32), "value": normal(2, 5, 2, 32)}
 SINGLE = {"num_heads": 4, "num_key_value_heads": 2, "scale_value": 0.2, "input_layout": "BSND"}
 
+GATING: dict[str, Any] = {"k": 2, "k_group": 1, "group_count": 1, "group_select_mode": 1, "renorm": 1, "norm_type": 0}
+GATING |= {"out_flag": True, "routed_scaling_factor": 1.0, "eps": 1e-20}
+ROUTED: dict[str, Any] = {
+    "expert_idx": ints(1, 0, 3, 1, 0, 2).view(3, 2),
+    "expert_num": 4,
+    "expert_tokens_num_type": 1,
+    "expert_tokens_num_flag": True,
+}
+GROUPED: dict[str, Any] = {"x": [normal(3, 8)], "weight": [normal(2, 8, 5)], "split_item": 2, "group_type": 0}
+
 CASES: dict[str, dict[str, Any]] = {
     "_C_ascend::get_masked_input_and_mask": {
         "input": torch.arange(9),
@@ -40,12 +50,14 @@ CASES: dict[str, dict[str, Any]] = {
         "added_vocab_start_index": 7,
         "added_vocab_end_index": 8,
     },
+    "_C_ascend::moe_gating_top_k": {"x": normal(3, 8), **GATING, "bias_opt": normal(8)},
     "_C_ascend::npu_add_rms_norm_bias": {
         "x1": normal(3, 8),
         "x2": normal(3, 8),
         "gamma": normal(8),
         "beta": normal(8),
     },
+    "_C_ascend::npu_moe_init_routing_custom": {"x": normal(3, 8), **ROUTED, "quant_mode": -1},
     "atb::_npu_flash_attention": {
         **PACKED,
         **HEADS,
@@ -115,8 +127,19 @@ CASES: dict[str, dict[str, Any]] = {
         "actual_seq_kvlen": [2, 3],
         "learnable_sink": normal(4),
     },
+    "npu::npu_grouped_matmul": {**GROUPED, "group_list": torch.tensor([2, 3])},
+    "npu::npu_grouped_matmul.List": {**GROUPED, "group_list": [2, 3]},
     "npu::npu_incre_flash_attention": {**PADDED, **SINGLE, "actual_seq_lengths": [5, 2]},
     "npu::npu_linear": {"input": normal(3, 8), "weight": normal(5, 8), "bias": normal(5)},
+    "npu::npu_moe_gating_top_k": {"x": normal(3, 8), "k": 2, "out_flag": True},
+    "npu::npu_moe_gating_top_k_softmax": {"x": normal(3, 8), "k": 2},
+    "npu::npu_moe_init_routing_v2": {"x": normal(3, 8), **ROUTED},
+    "npu::npu_moe_token_permute": {"tokens": normal(3, 8), "indices": ROUTED["expert_idx"]},
+    "npu::npu_moe_token_unpermute": {
+        "permuted_tokens": normal(6, 8),
+        "sorted_indices": ints(5, 0, 2, 1, 4, 3),
+        "probs": normal(3, 2),
+    },
     "npu::npu_mrope": {
         "positions": torch.tensor([0, 4, 2]),
         "query": normal(3, 64),
@@ -143,8 +166,15 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+def moved(value: Any, device: str) -> Any:
+    """A copy, of every tensor of a list too."""
+    if isinstance(value, list):
+        return [moved(one, device) for one in value]
+    return value.clone().to(device) if isinstance(value, Tensor) else value
+
+
 def clones(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: one.clone() if isinstance(one, Tensor) else one for name, one in given.items()}
+    return {name: moved(one, "cpu") for name, one in given.items()}
 
 
 def flat(result: Any) -> list[Any]:
@@ -168,8 +198,7 @@ def compare(qualified: str) -> dict[str, Any]:
     simulated = registry.OPERATORS[qualified]
     on_host = clones(CASES[qualified])
     on_device = {
-        name: one.to("npu") if isinstance(one, Tensor) and name not in simulated.host else one
-        for name, one in clones(CASES[qualified]).items()
+        name: one if name in simulated.host else moved(one, "npu") for name, one in clones(CASES[qualified]).items()
     }
     expected, result = flat(simulated.function(**on_host)), flat(overload(qualified)(**on_device))
     identical = [
@@ -211,7 +240,7 @@ def main() -> None:
             lambda: fused(**packed, **FUSED, atten_mask=TEMPLATE, actual_seq_lengths=[3], actual_seq_lengths_kv=[3])
         ),
         "host only": message(lambda: torch.ops.npu.npu_rms_norm(x.cpu(), gamma.cpu())),
-        "unsimulated": message(lambda: torch.ops.npu.npu_grouped_matmul([x], [x], split_item=2)),
+        "unsimulated": message(lambda: torch.ops.npu.npu_moe_re_routing(x, x)),
         "unsimulated without tensors": message(lambda: torch.ops.npu.empty_with_format([2, 3])),
         "unsimulated out": message(
             lambda: fused.out(**packed, **FUSED, actual_seq_lengths=[3], actual_seq_lengths_kv=[3], out=[x, x])
@@ -228,7 +257,7 @@ def main() -> None:
     attributes = registry.python_attributes()
     report["attributes"] = {
         name: name in attributes
-        for name in ("npu_swiglu", "_npu_rotary_embedding", "npu_grouped_matmul", "get_masked_input_and_mask")
+        for name in ("npu_swiglu", "_npu_rotary_embedding", "npu_moe_re_routing", "get_masked_input_and_mask")
     }
     report["attributes"]["empty_with_format"] = "empty_with_format" in attributes
     report["same"] = torch_npu.npu_swiglu is torch.ops.npu.npu_swiglu
