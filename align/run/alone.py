@@ -8,10 +8,13 @@ from pathlib import Path
 
 from adapters.base import Generation
 from align.case.schema import Case
+from align.compare.rows import real_steps
 from align.conditions import Condition
 from align.models.info import ModelInfo
+from align.run.arguments import keep_arguments
 from align.run.audit import keep_records
 from align.run.certify import Certifier
+from align.run.collectives import keep_calls
 from align.run.flow import check_recordable
 from align.run.manifest import manifest, write_manifest
 from align.run.recording import check_lean, first_look
@@ -68,8 +71,9 @@ class Alone:
         (self._role,) = session.roles
         self._session, self._case, self._info, self._directory = session, case, info, directory
         self._budget, self._values, self._lean = budget, tuple(values), lean
-        check_lean(lean, case.layout.tp)
-        self._structure = check_recordable(info, case.layout.tp)
+        tp = case.at(self._role).layout.tp
+        check_lean(lean, tp)
+        self._structure = check_recordable(info, tp)
 
     def run(self, along: tuple[Generation, ...] | None = None) -> Recorded:
         """Record along the engine's own tokens or others.
@@ -104,14 +108,16 @@ class Alone:
                 stable=stable,
             )
             keep_records(session.directories[role], self._directory)
+            keep_calls(session.directories[role], self._directory)
+            keep_arguments(session.directories[role], self._directory)
             write_manifest(self._directory, content)
         return self._recorded(stable, conditions)
 
     def _recorded(self, stable: Stability, conditions: tuple[Condition, ...]) -> Recorded:
         trace = open_trace(self._directory)
         try:
-            real = [entry for entry in trace.steps(trace.ranks[0]) if not entry.dummy]
-            seen = {key for entry in real for key in trace.keys(trace.ranks[0], entry.step)}
+            real = real_steps(trace)
+            seen = {key for entry in real for key in trace.keys(trace.ranks_of(entry.step)[0], entry.step)}
         finally:
             trace.close()
         names = [str(name) for name in self._structure.names()]

@@ -5,7 +5,6 @@ So a joint run, ``align compare`` and a request alone judge the same files.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,29 +14,17 @@ from align.compare.rows import Recorded
 from align.findings import Finding
 from align.ledger.record.files import FOLDER
 from align.ledger.sides import Audited, audit_folder
-from align.run.directory import disk_error
+from align.run.records import copy_records
 from align.run.stability import Stability
 
 
 def keep_records(work_dir: Path, trace: Path) -> None:
-    """Copy what the workers of a side recorded of all runs so far into a trace; an earlier copy is replaced.
-
-    The workers may go on meanwhile: lines are copied before the tensors that they name.
+    """Copy what the workers of a side recorded of all runs so far into a trace, see :func:`copy_records`.
 
     Raises:
         UserError: the disk is full or not writable.
     """
-    source, target = work_dir / FOLDER, trace / FOLDER
-    try:
-        shutil.rmtree(target, ignore_errors=True)
-        if not source.is_dir():
-            return
-        target.mkdir()
-        files = [path for path in source.iterdir() if path.suffix in (".jsonl", ".json", ".bin")]
-        for path in sorted(files, key=lambda path: (path.suffix == ".bin", path.name)):
-            shutil.copyfile(path, target / path.name)
-    except OSError as error:
-        raise disk_error(error, target) from error
+    copy_records(work_dir / FOLDER, trace / FOLDER)
 
 
 def keep_and_audit(work_dirs: Mapping[str, Path], traces: Mapping[str, Path]) -> dict[str, Audited]:
@@ -49,10 +36,11 @@ def keep_and_audit(work_dirs: Mapping[str, Path], traces: Mapping[str, Path]) ->
 
 def audit_recordings(traces: Mapping[str, Recorded]) -> dict[str, Audited]:
     """What the audits of recordings find, wherever these were moved to since."""
-    return {role: audit_folder(one.directory / FOLDER, _recorded_as(one)) for role, one in traces.items()}
+    return {role: audit_folder(one.directory / FOLDER, recorded_as(one)) for role, one in traces.items()}
 
 
-def _recorded_as(trace: Recorded) -> str:
+def recorded_as(trace: Recorded) -> str:
+    """Name of the directory that a trace was recorded in, wherever it was moved to since."""
     capture: Any = trace.manifest.get("capture")
     directory = capture.get("directory") if isinstance(capture, Mapping) else None
     return Path(str(directory)).name if directory else trace.directory.name

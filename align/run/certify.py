@@ -9,6 +9,7 @@ from pathlib import Path
 from adapters.base import StepRecord
 from align.case.schema import Case
 from align.checkpoints.table import Structure
+from align.compare.rows import real_steps
 from align.conditions import LAUNCH, RUN, Condition, SideFacts, evaluate, file_hashes
 from align.models.info import ModelInfo
 from align.run.outcome import SideOutcome
@@ -73,7 +74,7 @@ class Certifier:
 
 
 def recorded_prompts(trace: Trace) -> dict[str, tuple[int | None, ...]] | None:
-    """Prompt ids by request as the first rank's worker saw them, ``None`` for one that no step computed.
+    """Prompt ids by request as the first rank's worker of each group saw them, ``None`` for one that no step computed.
 
     ``None`` as a whole if they were not recorded.
 
@@ -82,10 +83,8 @@ def recorded_prompts(trace: Trace) -> dict[str, tuple[int | None, ...]] | None:
     """
     lengths = {one["name"]: one["prompt_len"] for one in trace.manifest["requests"]}
     seen: dict[str, dict[int, int]] = {name: {} for name in lengths}
-    rank = trace.ranks[0]
-    for entry in trace.steps(rank):
-        if entry.dummy:
-            continue
+    for entry in real_steps(trace):
+        rank = trace.ranks_of(entry.step)[0]
         ids, positions = (trace.tensor(rank, entry.step, key) for key in (TOKEN_IDS, POSITIONS))
         if ids is None:
             return None

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Literal
 
 from adapters.base import Generation, RunResult
-from adapters.probe.spec import CaptureSpec
+from adapters.probe.spec import CaptureSpec, TransplantSpec
 from align.case.schema import Case
 from align.compare.tensors import TensorComparison
 from align.errors import UserError
 from align.findings import Finding
 from align.models.info import ModelInfo
 from align.run.audit import audit_recordings, index_faults, keep_records
+from align.run.collectives import audit_collectives, keep_calls
 from align.run.complete import require_rows
 from align.run.judge import judge_tensors
 from align.run.manifest import manifest, write_manifest
@@ -43,6 +44,7 @@ def record_alone(
     policy: Literal["derived", "seed"],
     floor: str,
     lean: bool = False,
+    routing: TransplantSpec | None = None,
     checkpoint_files: Mapping[str, str],
     stable: Mapping[str, Stability],
     say: Callable[[str], None],
@@ -51,6 +53,7 @@ def record_alone(
 
     Args:
         place: name of the trace's directory inside a side's; an earlier trace there is replaced.
+        routing: experts that the candidate uses instead of its own choice.
 
     Raises:
         UserError: a side failed, or its recording cannot be read.
@@ -59,7 +62,12 @@ def record_alone(
     for directory in directories.values():
         shutil.rmtree(directory, ignore_errors=True)
     captures = {
-        role: CaptureSpec(str(directory.absolute()), values=look.values, lean=lean)
+        role: CaptureSpec(
+            str(directory.absolute()),
+            values=look.values,
+            lean=lean,
+            routing=routing if role == "candidate" else None,
+        )
         for role, directory in directories.items()
     }
     results = session.replay_some(look.requests, along, captures)
@@ -78,6 +86,7 @@ def record_alone(
             stable=stable[role], look=2,
         )  # fmt: skip
         keep_records(session.directories[role], directory)
+        keep_calls(session.directories[role], directory)
         write_manifest(directory, content)
     return judge_alone(directories, look, headline, policy, floor, say)
 
@@ -128,7 +137,8 @@ def _compare(
                 ) from error
         # What the batch did before is told by the batch's own recording.
         ledger = index_faults(audit_recordings(traces), everywhere=False)
-        return judge_tensors(traces["candidate"], traces["reference"], policy, {}, say, floor, ledger)
+        calls = audit_collectives(traces, everywhere=False)
+        return judge_tensors(traces["candidate"], traces["reference"], policy, {}, say, floor, ledger, calls)
 
 
 def _verified(look: Look, tensors: TensorComparison) -> dict[int, str]:

@@ -22,6 +22,8 @@ from align.run import guardian
 from align.run.guard import Guard
 from align.run.transport import HostDied
 
+#: Ray's name for the devices of Ascend, as lmdeploy and vLLM ask for them; enough for both sides and a fresh engine.
+_DEVICES, _DEVICE_COUNT = "NPU", 64
 #: Ray's smallest accepted object store; only plain data and small arrays travel through it.
 _OBJECT_STORE_BYTES = 100 << 20
 _CONNECT_SECONDS = 5.0
@@ -117,11 +119,15 @@ class Cluster:
 
     def _start_local(self, init: Callable[..., Any], common: dict[str, Any]) -> None:
         assert self._guard is not None
+        # Ray makes its workers give way to everything else (15); an engine would stand still on a busy machine.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         for last in (False, True):
             try:
                 init(
                     num_cpus=max(4, os.cpu_count() or 1),
                     include_dashboard=False,
+                    # Engines whose workers are actors ask for devices; nobody else counts on the number.
+                    resources={_DEVICES: _DEVICE_COUNT},
                     object_store_memory=_OBJECT_STORE_BYTES,
                     _node_ip_address="127.0.0.1",
                     _temp_dir=self._guard.temp_dir,
@@ -185,7 +191,8 @@ class Cluster:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         options: dict[str, Any] = {
-            "num_cpus": 1,
+            # A host is not accounted for: all groups of both sides, and fresh engines beside them, must find room.
+            "num_cpus": 0,
             "max_restarts": 0,
             "runtime_env": {"py_executable": str(python), "env_vars": {**env, guardian.MARK: self.run_id}},
             # The side's directory is read from here, so the actor must share this machine's files.

@@ -22,8 +22,9 @@ from align.checkpoints.table import Structure, parse
 from align.compare.bits import same_bits
 from align.compare.gather import gather
 from align.compare.pairing import pair_rows
-from align.compare.rows import RowKey, read_rows
+from align.compare.rows import RowKey, read_rows, real_steps
 from align.errors import UserError
+from align.findings import Finding
 from align.run.judge import one_thread, policy_for
 from align.run.session import Session
 from align.run.traces import open_trace
@@ -51,10 +52,18 @@ class Confirmer:
     Args:
         traces: by role, where the run's records lie; they hold a manifest each.
         along: what the replays follow; by default what the reference generated.
+        routing: experts that the candidate uses in its replays instead of its own choice.
     """
 
-    def __init__(self, session: Session, traces: Mapping[str, Path], along: tuple[Generation, ...] | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        traces: Mapping[str, Path],
+        along: tuple[Generation, ...] | None,
+        routing: TransplantSpec | None = None,
+    ) -> None:
         self._session, self._traces, self._along = session, traces, along
+        self._routing = routing
         self._count = 0
 
     def confirm(self, accusation: Accusation) -> TransplantResult:
@@ -116,7 +125,8 @@ class Confirmer:
     def _record(self, plan: Plan) -> dict[str, _Opened]:
         """Record on both sides what the run's traces do not hold."""
         places = {role: self._place(role, GIVEN) for role in SIDES}
-        self._session.replay_apart({role: _capture(place, plan.names) for role, place in places.items()}, self._along)
+        captures = {role: self._capture(role, place, plan.names) for role, place in places.items()}
+        self._session.replay_apart(captures, self._along)
         return {role: self._opened(place, role) for role, place in places.items()}
 
     def _opened(self, directory: Path, role: str) -> _Opened:
@@ -137,22 +147,22 @@ class Confirmer:
                 tensors[name + suffix] = part
         write_tensors(given, tensors, rows)
         values = (*plan.points, plan.output)
-        look = replace(_capture(place, values), transplant=TransplantSpec(str(given), tuple(names)))
+        look = replace(self._capture(plan.side, place, values), transplant=TransplantSpec(str(given), tuple(names)))
         self._session.replay_apart({plan.side: look}, self._along)
         return read_replaced(given)
+
+    def _capture(self, role: str, place: Path, values: Sequence[str]) -> CaptureSpec:
+        wanted, routing = tuple(dict.fromkeys(values)), self._routing if role == "candidate" else None
+        return CaptureSpec(str(place.absolute()), values=wanted, digest=False, residual=False, routing=routing)
 
 
 _Opened = closing[Trace]
 
 
-def _capture(place: Path, values: Sequence[str]) -> CaptureSpec:
-    return CaptureSpec(str(place.absolute()), values=tuple(dict.fromkeys(values)), digest=False, residual=False)
-
-
 def _has(trace: Trace, name: str) -> bool:
     """Whether a trace holds a checkpoint's values in every real step, on whichever rank."""
-    steps = [entry.step for entry in trace.steps(trace.ranks[0]) if not entry.dummy]
-    return all(any(name in trace.keys(rank, step) for rank in trace.ranks) for step in steps)
+    steps = [entry.step for entry in real_steps(trace)]
+    return all(any(name in trace.keys(rank, step) for rank in trace.ranks_of(step)) for step in steps)
 
 
 def _rows(trace: Trace, name: str, keys: Sequence[RowKey]) -> dict[RowKey, Tensor]:
@@ -193,27 +203,30 @@ def _checked(
     theirs: Mapping[str, Mapping[RowKey, Tensor]],
     ranks: int,
 ) -> Replaced:
-    """What the ranks replaced, if each of them replaced every row.
+    """What the ranks of a tensor-parallel group (``ranks`` of them) replaced, if each of them replaced every row.
 
     Raises:
         NotPossibleError: one did not; a transplant of nothing must not pass for one without effect.
     """
     for rank in range(ranks):
-        one = said.get(rank)
-        if one is None:
+        # Every data-parallel group replaces the rows of its own requests.
+        groups = {one.rank: one for one in said.values() if one.rank % ranks == rank}
+        if not groups:
             raise NotPossibleError(f"rank {rank} did not say what it replaced ({kind})")
         for name in names:
-            if name in one.failures:
-                raise NotPossibleError(f"{name} on rank {rank}: {one.failures[name]}")
+            for place, one in groups.items():
+                if name in one.failures:
+                    raise NotPossibleError(f"{name} on rank {place}: {one.failures[name]}")
+                if one.notes.get(name) == OTHER_SUM and name in plan.inputs:
+                    raise NotPossibleError(f"{name} on rank {place}: {OTHER_SUM}")
+            replaced = sum(one.rows[name] for one in groups.values())
             # The head may be computed on the sampling rank alone.
-            wanted = len(theirs[name]) if rank == 0 or parse(name).kind.axes[0] == "tokens" else one.rows[name]
-            if one.rows[name] != wanted:
-                raise NotPossibleError(
-                    f"{name} on rank {rank}: {one.rows[name]} of {wanted} rows were replaced ({kind})"
-                )
-            if one.notes.get(name) == OTHER_SUM and name in plan.inputs:
-                raise NotPossibleError(f"{name} on rank {rank}: {OTHER_SUM}")
-    return said[0]
+            wanted = len(theirs[name]) if rank == 0 or parse(name).kind.axes[0] == "tokens" else replaced
+            if replaced != wanted:
+                raise NotPossibleError(f"{name} on rank {rank}: {replaced} of {wanted} rows were replaced ({kind})")
+    first = said[min(said)]
+    rows = {name: sum(one.rows[name] for one in said.values() if one.rank % ranks == 0) for name in names}
+    return replace(first, rows={**first.rows, **rows})
 
 
 def check_accusations(accusations: Iterable[Accusation], structure: Structure | None) -> None:
@@ -230,3 +243,10 @@ def check_accusations(accusations: Iterable[Accusation], structure: Structure | 
             plan_transplant(structure, one)
         except NotPossibleError as error:
             raise UserError(f"{text} is not possible: {error}", "align taps ENGINE lists the checkpoints") from None
+
+
+def tested(finding: Finding, accusation: Accusation, result: TransplantResult) -> Finding:
+    """The finding that was put to the test says what came of it."""
+    if (finding.side, finding.checkpoint) != (accusation.side, accusation.checkpoint):
+        return finding
+    return replace(finding, evidence={**finding.evidence, "transplant": result.to_dict()})

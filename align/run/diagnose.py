@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from align.checkpoints.table import parse
-from align.compare.rows import Recorded, keys_of, real_steps
+from align.compare.rows import Recorded, keys_of, ranks_of, real_steps
 from align.compare.tensors import TensorComparison
 from align.errors import UserError
 from align.findings import Finding
@@ -58,7 +58,7 @@ def diagnose_headline(
 
 def _keeps(trace: Recorded, name: str) -> bool:
     """Whether a recording kept a checkpoint's values."""
-    return any(name in keys_of(trace, trace.ranks[0], entry.step) for entry in real_steps(trace))
+    return any(name in keys_of(trace, ranks_of(trace, entry.step)[0], entry.step) for entry in real_steps(trace))
 
 
 def _short(found: Diagnosis) -> dict[str, Any]:

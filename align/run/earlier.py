@@ -148,6 +148,19 @@ def newest_run(place: Path | None = None) -> Path:
     raise UserError(f"there is no run with tokens in {place}", "name the directory of a run: align replay RUN")
 
 
+def last_diverged(place: Path | None = None) -> Path:
+    """The newest run that diverged.
+
+    Raises:
+        UserError: there is none.
+    """
+    place = runs_directory() if place is None else place
+    for run in earlier_runs(place):
+        if run.state == "diverged" and run.resumable:
+            return run.path
+    raise UserError(f"there is no run in {place} that diverged", "name the directory of a run: align reduce RUN")
+
+
 def note_refusal(directory: RunDirectory, error: UserError) -> None:
     """Keep why a run cannot go on: it is listed as refused from then on. Where nothing can be written, nothing is."""
     with suppress(UserError):
@@ -188,6 +201,9 @@ def _state_of(path: Path, result: dict[str, Any]) -> tuple[State, str]:
     verdict, reason = result.get("verdict"), str(result.get("reason") or "")
     if is_locked(path):
         return "running", ""
+    ladder = result.get("ladder")
+    if isinstance(ladder, dict) and ladder.get("conclusion") is None:
+        return "interrupted", ""
     if verdict == "aligned":
         return "aligned", ""
     if verdict == "diverged":

@@ -4,97 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from adapters.base import Generation, RunResult
-from adapters.probe.spec import CaptureSpec
-from align.calibrate.choose import NONE
+from adapters.base import RunResult
+from adapters.probe.spec import CaptureSpec, TransplantSpec
 from align.case.schema import Case
-from align.checkpoints.table import Structure, structure_of
+from align.checkpoints.table import Structure
 from align.compare.noise import NoisePolicy
 from align.compare.tokens import compare_tokens
 from align.conditions import refuse, with_configuration
 from align.errors import SideError, UserError
 from align.findings import Finding
 from align.models.info import ModelInfo
+from align.run.arguments import ended_by_arguments, judge_recordings, judge_run, keep_arguments
 from align.run.audit import index_faults, keep_and_audit
 from align.run.certify import Certifier, recorded_prompts
 from align.run.closer import CLOSER, PAIR, record_alone
+from align.run.collectives import RanksPart, audit_collectives, keep_calls
 from align.run.complete import require_rows
-from align.run.confirm import Confirmer, check_accusations
+from align.run.confirm import Confirmer, check_accusations, tested
 from align.run.diagnose import diagnose_headline
-from align.run.judge import DEFAULT_COVERAGE, judge_tensors, refuse_uncovered
+from align.run.judge import judge_tensors, refuse_uncovered
 from align.run.manifest import manifest, write_manifest
-from align.run.recording import DEFAULT_BUDGET_MB, check_lean, first_look, rows_by_request
+from align.run.recording import check_lean, first_look, rows_by_request
+from align.run.recordings import recordings_of
 from align.run.repeats import check_repeats
 from align.run.report import Report
+from align.run.routing import GIVEN, can_follow, choices_of, wants_routing
 from align.run.session import Session
+from align.run.together import idle_remarks, torn_remarks
 from align.run.traces import TRACE, open_trace, trace_bytes
 from align.run.verdict import overall_verdict
+from align.run.wishes import Wishes as Wishes
+from align.run.wishes import check_recordable as check_recordable
+from align.run.wishes import structure_or_none
 from align.trace.format import MANIFEST
 from align.walk.alone import Alone
 from align.walk.diagnosis import Diagnosis
 from align.walk.pairs import find_pair
 from align.walk.planner import Look, first_look_closer, headline_of, look_after_alone
-from align.walk.recovery import TransplantResult
-from align.walk.transplant import Accusation, accusation_in, known_of
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What a run is to find out, apart from the case.
-
-    Attributes:
-        tensors: record and compare them; otherwise tokens alone.
-        replay: without tensors: teacher-forced replay ``auto`` (when tokens differ), ``always`` or ``never``.
-        policy: how tensors are judged.
-        allow: conditions that need not hold.
-        values: patterns of checkpoints whose values are kept; empty leaves it to the budget.
-        budget: bytes of values per side.
-        min_coverage: percent of the checkpoints without which nothing is called aligned.
-        along: what the recording follows, instead of what the reference generates.
-        floor: which calibrated floor narrows the derived policy.
-        confirm: transplant at the first finding that accuses an operator or a weight of one side.
-        accusations: transplants to be made besides, whatever was found.
-        lean: record as little as still names a fault (:mod:`adapters.probe.lean`).
-        fresh: run the case in a fresh engine of each side as well, whether or not a side repeats itself.
-    """
-
-    tensors: bool = True
-    replay: str = "auto"
-    policy: Literal["derived", "seed"] = "derived"
-    allow: tuple[str, ...] = ()
-    values: tuple[str, ...] = ()
-    budget: int = DEFAULT_BUDGET_MB * 10**6
-    min_coverage: float = DEFAULT_COVERAGE
-    along: tuple[Generation, ...] | None = None
-    floor: str = NONE
-    confirm: bool = True
-    accusations: tuple[Accusation, ...] = ()
-    lean: bool = False
-    fresh: bool = False
-
-
-def structure_or_none(info: ModelInfo, tp: int) -> Structure | None:
-    """The model's checkpoints; ``None`` if none are defined for its architecture."""
-    try:
-        return structure_of(info.config, tp)
-    except ValueError:
-        return None
-
-
-def check_recordable(info: ModelInfo, tp: int) -> Structure:
-    """The model's checkpoints.
-
-    Raises:
-        UserError: none are defined for its architecture.
-    """
-    try:
-        return structure_of(info.config, tp)
-    except ValueError as error:
-        raise UserError(str(error), "compare the tokens alone: --no-tensors") from None
+from align.walk.transplant import accusation_in, known_of
 
 
 class Flow:
@@ -109,10 +60,13 @@ class Flow:
         self, session: Session, case: Case, info: ModelInfo, wishes: Wishes, keep: Callable[[], None] = lambda: None
     ) -> None:
         self._session, self._case, self._info, self._wishes, self._keep = session, case, info, wishes, keep
+        self._about = session, case, info
         self._structure = check_recordable(info, case.layout.tp) if wishes.tensors else None
         self._certifier = Certifier(case, info, structure_or_none(info, case.layout.tp), wishes.allow)
         check_accusations(wishes.accusations, self._structure)
         check_lean(wishes.lean and wishes.tensors, case.layout.tp)
+        #: Experts that the candidate uses instead of its own choice.
+        self._routing: TransplantSpec | None = None
         #: An engine failed in a closer look, and is asked nothing more.
         self._lost = False
         self.report = Report(
@@ -130,13 +84,19 @@ class Flow:
         try:
             with self._session:
                 self._stages()
+            judge_run(report, *self._about)
             verdict = overall_verdict(report.comparisons, report.findings)
             if self._structure is not None:
                 refuse_uncovered(verdict, report.tensors, report.min_coverage)
             report.verdict = verdict
+        except RanksPart as error:  # what could not be run any more does not take it back
+            report.findings, report.verdict = (error.finding, *report.findings), "diverged"
+            judge_run(report, *self._about)
         except UserError as error:
             report.reason, report.reason_told = error.message, error.told
-            raise
+            if not ended_by_arguments(report, *self._about, error):
+                raise
+            report.verdict = "diverged"
         return report
 
     def _stages(self) -> None:
@@ -148,6 +108,8 @@ class Flow:
         with report.timed("generate"):
             try:
                 session.generate()
+            except RanksPart:
+                raise
             except SideError as error:
                 self._blame_conditions(error.side)
                 raise
@@ -219,7 +181,7 @@ class Flow:
         requests = self._session.forced(wishes.along)
         directories = {role: self._session.directories[role] / TRACE for role in self._session.roles}
         looks = {
-            role: first_look(directory, structure, requests, wishes.budget, wishes.values, wishes.lean)
+            role: first_look(directory, self._of(role), requests, wishes.budget, wishes.values, wishes.lean)
             for role, directory in directories.items()
         }
         with report.timed("record"):
@@ -227,6 +189,7 @@ class Flow:
         self._keep()
         self._compare("replay", {role: side.replay for role, side in self._session.outcome.sides.items()})
         self._judge(directories)
+        self._replay_routing(looks, directories)
         look = first_look_closer(
             report.findings,
             report.tensors,
@@ -248,6 +211,29 @@ class Flow:
                 self._session.say("diagnose", "the first finding, in float64")
                 report.findings, report.diagnosis = self._diagnosed(directories)
         self._confirm(directories)
+
+    def _replay_routing(self, looks: dict[str, CaptureSpec], directories: Mapping[str, Path]) -> None:
+        """The candidate once more, along the reference's choice of experts, where near-ties hide rows."""
+        report, candidate = self.report, "candidate"
+        if not can_follow(self._case.layout) or not wants_routing(
+            self._wishes.routing, report.tensors, report.findings
+        ):
+            return
+        given = choices_of(directories["reference"], self._session.directories[candidate] / GIVEN)
+        if given is None:
+            return
+        self._routing = given
+        looks[candidate] = replace(looks[candidate], routing=given)
+        (directories[candidate] / MANIFEST).unlink()  # as in _together
+        with report.timed("replay routing"):
+            self._session.replay(self._wishes.along, {candidate: looks[candidate]}, only=candidate)
+        self._keep()
+        self._compare("replay", {role: side.replay for role, side in self._session.outcome.sides.items()})
+        self._judge(directories)
+
+    def _of(self, role: str) -> Structure:
+        """What the model has in the layout of one side."""
+        return check_recordable(self._info, self._case.at(role).layout.tp)
 
     def _diagnosed(self, directories: Mapping[str, Path]) -> tuple[tuple[Finding, ...], Diagnosis | None]:
         """With the recording of the whole batch, or else with that of the request alone."""
@@ -293,6 +279,7 @@ class Flow:
             policy=self._wishes.policy,
             floor=self._wishes.floor,
             lean=self._wishes.lean,
+            routing=self._routing,
             checkpoint_files=self._certifier.files(self._info.path),
             stable={one.side: one for one in report.stability},
             say=lambda where: self._session.say("compare", f"{names} alone: {where}"),
@@ -314,30 +301,38 @@ class Flow:
         if self._lost:
             return
         headline = accusation_in(report.findings, self._structure) if self._wishes.confirm else None
-        confirmer = Confirmer(self._session, directories, self._wishes.along)
+        confirmer = Confirmer(self._session, directories, self._wishes.along, self._routing)
         for accusation in dict.fromkeys((*([] if headline is None else [headline]), *self._wishes.accusations)):
             with report.timed("confirm"):
                 known = known_of(accusation, report.tensors, report.findings)
                 result = confirmer.confirm(replace(accusation, known=known))
                 report.transplants = (*report.transplants, result)
                 if accusation == headline:
-                    report.findings = tuple(_told(one, accusation, result) for one in report.findings)
+                    report.findings = tuple(tested(one, accusation, result) for one in report.findings)
 
     def _judge(self, directories: Mapping[str, Path], look: int = 1) -> None:
         report = self.report
         with report.timed("audit"):
             self._session.say("audit", "every index of the cache")
             report.ledgers = keep_and_audit(self._session.directories, directories)
+            for role, directory in directories.items():
+                keep_calls(self._session.directories[role], directory)
+                keep_arguments(self._session.directories[role], directory)
         self._session.say("compare", "tensors, from layer 0 upward")
         with report.timed("compare"), ExitStack() as stack:
             self._write_manifests(directories, look)
             traces = {
                 role: stack.enter_context(closing(open_trace(directory))) for role, directory in directories.items()
             }
+            report.recordings = recordings_of(traces)
             report.surplus = {role: require_rows(role, trace) for role, trace in traces.items()}
+            results = {role: side.replay for role, side in self._session.outcome.sides.items()}
+            new = (*idle_remarks(traces), *torn_remarks(results))
+            report.remarks = tuple(dict.fromkeys((*report.remarks, *new)))
             self._certify(ran=True, inputs={role: recorded_prompts(trace) for role, trace in traces.items()})
             self._write_manifests(directories, look)  # with what the recorded inputs say about the conditions
             report.bytes = {role: trace_bytes(directory) for role, directory in directories.items()}
+            report.collectives = audit_collectives(traces)
             report.tensors, report.findings = judge_tensors(
                 traces["candidate"],
                 traces["reference"],
@@ -346,8 +341,10 @@ class Flow:
                 lambda where: self._session.say("compare", where),
                 self._wishes.floor,
                 index_faults(report.ledgers),
+                report.collectives,
             )
             report.findings = with_configuration(report.findings, report.conditions)
+            judge_recordings(report, traces)
 
     def _write_manifests(self, directories: Mapping[str, Path], look: int) -> None:
         stable = {one.side: one for one in self.report.stability}
@@ -371,10 +368,3 @@ def peak_of(results: Iterable[RunResult]) -> float:
     return max(
         (step.peak for result in results for generation in result.generations for step in generation.steps), default=0.0
     )
-
-
-def _told(finding: Finding, accusation: Accusation, result: TransplantResult) -> Finding:
-    """The finding that was put to the test says what came of it."""
-    if (finding.side, finding.checkpoint) != (accusation.side, accusation.checkpoint):
-        return finding
-    return replace(finding, evidence={**finding.evidence, "transplant": result.to_dict()})

@@ -10,14 +10,20 @@ from typing import Any, Literal
 import torch
 
 from align.calibrate.choose import NONE, choose_floor
+from align.collectives.apart import copies_of, copies_unseen, ranks_apart
+from align.collectives.audit import Audited, with_records
+from align.collectives.explain import explained
 from align.compare.calls import with_calls
 from align.compare.coverage import percent_text
+from align.compare.flips import with_flips
 from align.compare.floor import FloorRule
 from align.compare.host import host_fallbacks
 from align.compare.indices import of_ledger
 from align.compare.locate import locate
+from align.compare.parallel_code import with_parallel_code
 from align.compare.policy import TensorPolicy
 from align.compare.rows import Recorded
+from align.compare.sent import sent_notes
 from align.compare.tensors import TensorComparison, compare_traces
 from align.compare.tokens import TokenComparison
 from align.errors import UserError
@@ -60,6 +66,7 @@ def judge_tensors(
     progress: Callable[[str], None] | None = None,
     floor: str = NONE,
     ledger: Sequence[Finding] = (),
+    collectives: Mapping[str, Audited] | None = None,
 ) -> tuple[TensorComparison, tuple[Finding, ...]]:
     """Compare two traces and say what is wrong, the headline first.
 
@@ -68,6 +75,7 @@ def judge_tensors(
         progress: hears where the comparison is.
         floor: see :func:`align.calibrate.choose.choose_floor`.
         ledger: path A of both sides, see :func:`align.run.audit.index_faults`.
+        collectives: by side, see :func:`align.run.collectives.audit_collectives`.
 
     Raises:
         UserError: a trace cannot be read at all, nothing in it can be compared, or the floor is not one for them.
@@ -93,11 +101,16 @@ def judge_tensors(
     differ = bool(comparisons) and tokens_verdict(comparisons) == "diverged"
     traces = {"candidate": candidate, "reference": reference}
     affected, unaffected, information = host_fallbacks(compared, traces)
-    located = locate(compared, audits, differ, ledger)
+    with one_thread():
+        copies = copies_of(traces)
+        apart = ranks_apart(copies, compared, traces)
+        located = explained(locate(compared, audits, differ, ledger, apart), compared, traces)
+        located = with_records(located, collectives or {})
     inputs = [one for one in located if one.path == "INPUT"]  # these explain everything
     findings = [*inputs, *affected, *(one for one in located if one.path != "INPUT"), *unaffected]
-    compared = replace(compared, notes=(*compared.notes, *information))
-    return compared, tuple(_with_phases(with_calls(findings, traces), compared, traces))
+    compared = replace(compared, notes=(*compared.notes, *information, *copies_unseen(copies), *sent_notes(traces)))
+    told = tuple(with_flips(with_parallel_code(with_calls(findings, traces), traces), compared))
+    return compared, tuple(_with_phases(told, compared, traces))
 
 
 def _with_phases(

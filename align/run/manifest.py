@@ -49,6 +49,7 @@ def manifest(
         look: 2 if this is the recording that also kept the values of what was accused by the first.
     """
     assert side.launched is not None and side.spec is not None, "a side that never started has no trace"
+    own = case.at(role)
     runs = {FREE: side.free, AGAIN: side.again, REPLAY: side.replay}
     return {
         "schema": SCHEMA,
@@ -58,14 +59,19 @@ def manifest(
         "model": dict(info.config),
         "model_name": info.name,
         "model_info": {**asdict(info), "path": str(info.path), "config": None},
-        "layout": case.layout.model_dump(),
+        "layout": own.layout.model_dump(),
         "versions": dict(side.launched.versions),
         "python": side.launched.python_version,
         "simulated": side.launched.simulated,
         "case": case.model_dump(mode="json"),
         "requests": [
-            {"name": one.name, "prompt_len": len(one.token_ids), "token_ids": list(one.token_ids)}
-            for one in case.requests
+            {
+                "name": one.name,
+                "prompt_len": len(one.token_ids),
+                "token_ids": list(one.token_ids),
+                **({"dp_rank": one.dp_rank} if own.layout.dp > 1 else {}),
+            }
+            for one in own.requests
         ],
         "spec": asdict(side.spec),
         "launched": asdict(side.launched),

@@ -20,16 +20,20 @@ from align.compare.noise import NoisePolicy
 from align.compare.tokens import TokenComparison, compare_tokens
 from align.conditions import RUN, Condition, SideFacts, evaluate, refuse, with_configuration
 from align.errors import UserError
+from align.run.arguments import judge_recordings
 from align.run.audit import audit_recordings, index_faults
 from align.run.certify import recorded_prompts, recorded_steps
+from align.run.collectives import audit_collectives
 from align.run.complete import require_rows
 from align.run.diagnose import diagnose_headline
 from align.run.files import refuse_unmatched, refuse_unreadable
 from align.run.judge import DEFAULT_COVERAGE, judge_tensors, refuse_uncovered
 from align.run.manifest import FREE, REPLAY, generations_of, model_info_of, observations_of
 from align.run.plan import SideExtras
+from align.run.recordings import recordings_of
 from align.run.report import Report
 from align.run.stability import Stability, Unstable, refuse_unstable
+from align.run.together import idle_remarks
 from align.run.traces import open_recording, place_of, trace_bytes
 from align.run.verdict import overall_verdict
 from align.trace.pt import LooseFiles
@@ -101,6 +105,7 @@ class Offline:
                 if len(traces) < len(sides):
                     return self._tensors_alone(sides, progress)
                 try:
+                    self.report.remarks = (*self.report.remarks, *idle_remarks(traces))
                     return self._run(traces, progress)
                 except DamagedFileError as error:
                     raise UserError(f"could not compare: a recorded file is damaged: {error}", _RECORD_AGAIN) from error
@@ -122,6 +127,7 @@ class Offline:
             report.tensors, report.findings = judge_tensors(
                 candidate, reference, self._policy, {}, progress, self._floor
             )
+            report.recordings = recordings_of(sides)
         verdict = overall_verdict({}, report.findings)
         refuse_unreadable(verdict, sides)
         refuse_unmatched(verdict, report.tensors, sides, demanded)
@@ -134,6 +140,7 @@ class Offline:
         manifests = {role: trace.manifest for role, trace in traces.items()}
         case = _case_of(manifests["reference"])
         _check_together(manifests)
+        report.recordings = recordings_of(traces)
         report.surplus = {role: require_rows(role, trace) for role, trace in traces.items()}
         with report.timed("conditions"):
             report.conditions = self._conditions(traces, case)
@@ -145,6 +152,7 @@ class Offline:
             report.comparisons = _tokens(manifests, NoisePolicy.for_dtype(case.dtype, info.layers), case)
         with report.timed("audit"):
             report.ledgers = audit_recordings(traces)
+            report.collectives = audit_collectives(traces)
         with report.timed("compare"):
             report.tensors, report.findings = judge_tensors(
                 traces["candidate"],
@@ -154,8 +162,10 @@ class Offline:
                 progress,
                 self._floor,
                 index_faults(report.ledgers),
+                report.collectives,
             )
         report.findings = with_configuration(report.findings, report.conditions)
+        judge_recordings(report, traces)
         if report.findings:
             with report.timed("diagnose"):
                 report.findings, report.diagnosis = diagnose_headline(report.findings, report.tensors, [traces])

@@ -15,7 +15,7 @@ from align.case.capacity import capacity
 from align.case.schema import Case, Numerics
 from align.errors import UserError
 from align.models.info import ModelInfo
-from align.models.shapes import DENSE, architecture, check_shapes
+from align.models.shapes import SIMULATED_ARCHITECTURES, architecture, check_shapes
 
 #: Smallest block that an engine takes, in tokens: powers of two from here on.
 MIN_BLOCK = {"lmdeploy": 16, "vllm": 128}
@@ -29,7 +29,7 @@ def check_launchable(case: Case) -> None:
     """Refuse what no adapter launches yet, before anything is started.
 
     Raises:
-        UserError: an engine that is no side, or a layout with data or expert parallelism.
+        UserError: an engine that is no side.
     """
     for role, engine in zip(SIDES, (case.candidate, case.reference), strict=True):
         if engine not in ADAPTERS:
@@ -37,12 +37,6 @@ def check_launchable(case: Case) -> None:
                 f"the case's {role} is {engine}, which is not launched as a side",
                 f"name one of {', '.join(ADAPTERS)} as {role} in the case file",
             )
-    layout = case.layout
-    if layout.dp != 1 or layout.ep != 1:
-        raise UserError(
-            f"layout tp{layout.tp} dp{layout.dp} ep{layout.ep} is not launched by this version",
-            "use dp 1 and ep 1; tensor parallelism (tp) works on both engines",
-        )
     block = case.batch.block_size
     engines = (case.candidate, case.reference)
     smallest = max(MIN_BLOCK[engine] for engine in engines)
@@ -68,10 +62,11 @@ def check_device(case: Case, info: ModelInfo, device: str) -> None:
                 "leave --numerics out, or remove numerics from the case file",
             )
         return
-    if architecture(info) not in DENSE:
+    if architecture(info) not in SIMULATED_ARCHITECTURES:
+        known = ", ".join(SIMULATED_ARCHITECTURES)
         raise UserError(
-            f"{info.name} is a {architecture(info)}; the operators of {', '.join(DENSE)} are simulated",
-            "choose a dense model, or a device that has the others: DEVICE=ascend",
+            f"{info.name} is a {architecture(info)}; the operators of {known} are simulated",
+            "choose one of those, or a device that has the others: DEVICE=ascend",
         )
     quantised = info.config.get("quantization_config")
     if quantised:
@@ -106,6 +101,7 @@ def engine_spec(
     work_dir: Path,
     extras: SideExtras = SideExtras(),
     audit: bool = True,
+    fa: bool = True,
 ) -> EngineSpec:
     """What one engine is asked for. Both engines get the same numbers, apart from ``extras``.
 
@@ -134,6 +130,7 @@ def engine_spec(
         options=dict(extras.options),
         patches=extras.patches,
         audit=audit,
+        fa=fa,
     )
 
 

@@ -9,6 +9,7 @@ from align.case.schema import Case
 from align.models.info import ModelInfo
 from align.run.outcome import Outcome, SideOutcome
 from align.run.report import Report
+from align.run.together import together
 
 
 def side_record(side: SideOutcome) -> dict[str, Any]:
@@ -23,6 +24,11 @@ def side_record(side: SideOutcome) -> dict[str, Any]:
             name: result.seconds
             for name, result in (("free", side.free), ("again", side.again), ("replay", side.replay))
             if result is not None
+        },
+        "together": {
+            name: found.to_dict()
+            for name, result in (("free", side.free), ("replay", side.replay))
+            if result is not None and (found := together(result)) is not None
         },
     }
 
@@ -55,6 +61,7 @@ def report_record(report: Report) -> dict[str, Any]:
         "tensors": None if report.tensors is None else report.tensors.to_dict(),
         "surplus": dict(report.surplus),
         "ledger": {side: one.to_dict() for side, one in report.ledgers.items()},
+        "collectives": {side: one.to_dict() for side, one in report.collectives.items()},
         "remarks": list(report.remarks),
         "bytes": dict(report.bytes),
     }

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from align.attention.audit import Audited as ArgumentsAudited
+from align.attention.beside import Beside
+from align.collectives.audit import Audited as CollectivesAudited
 from align.compare.tensors import TensorComparison
 from align.compare.tokens import TokenComparison
 from align.conditions import Condition
 from align.findings import Finding
 from align.ledger.sides import Audited
 from align.run.plan import SideExtras
+from align.run.recordings import Recording
 from align.run.stability import Stability
 from align.run.verdict import Verdict
 from align.sentences import Said
@@ -43,7 +47,7 @@ class Report:
 
     Attributes:
         verdict: ``not comparable`` until there is another.
-        reason: what stopped the comparison; empty if nothing did.
+        reason: what stopped the comparison; empty if nothing did. With a finding that explains it the verdict is that.
         reason_told: the same as a sentence, where whoever stopped it made one.
         extras: by side, what it alone ran with: patches and options.
         conditions: as judged last.
@@ -58,6 +62,10 @@ class Report:
         alone: what the request that shows the headline does by itself; ``None`` if it was not tried.
         diagnosis: the headline's checkpoint against float64; ``None`` if there is none, or no values of it.
         ledgers: by side, what the audit of its cache indices found; empty if it was not reached.
+        collectives: by side with several ranks, what the audit of its collectives found.
+        arguments: by side, what the rules say of the arguments of attention and cache operators.
+        beside: the attention calls of both sides, argument by argument; empty if they were not recorded.
+        recordings: by side, what was compared consists of.
         remarks: what the user should know about how the recordings were given.
         bytes: written by each side's last capture.
         seconds: by stage.
@@ -80,6 +88,10 @@ class Report:
     alone: Alone | None = None
     diagnosis: Diagnosis | None = None
     ledgers: dict[str, Audited] = field(default_factory=dict)
+    collectives: dict[str, CollectivesAudited] = field(default_factory=dict)
+    arguments: dict[str, ArgumentsAudited] = field(default_factory=dict)
+    beside: tuple[Beside, ...] = ()
+    recordings: dict[str, Recording] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     bytes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)

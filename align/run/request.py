@@ -25,6 +25,8 @@ class RunRequest(Strict):
         named_model, named_layout: whether the user named them, or they are the defaults.
         along: ids by request that the recording follows instead of the reference's own.
         earlier: directory of the run that this one repeats; empty if it repeats none.
+        ladder, layouts, min_tp, device_memory: the walk over simpler layouts.
+        routing: as ``--replay-routing`` says.
         confirm, accuse: transplants, as ``--no-confirm`` and ``--confirm`` say.
     """
 
@@ -44,7 +46,9 @@ class RunRequest(Strict):
     values_budget: int | None = None
     lean: bool = False
     audit: bool = True
+    fa: bool = True
     fresh: bool = False
+    routing: str = "auto"
     replay: str = "auto"
     launch_timeout: float = 600.0
     step_timeout: float = 180.0
@@ -60,6 +64,10 @@ class RunRequest(Strict):
     earlier: str = ""
     confirm: bool = True
     accuse: tuple[str, ...] = ()
+    ladder: str = "never"
+    layouts: tuple[str, ...] = ()
+    min_tp: int | None = None
+    device_memory: float | None = None
 
     def to_text(self) -> str:
         """The file's content."""

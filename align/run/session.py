@@ -40,6 +40,7 @@ class Session:
         hosts: where the engines run; the Ray cluster of this run if nothing is given.
         directories: by role, instead of a directory below ``directory``.
         audit: whether the workers record every index of the cache.
+        fa: whether they record the arguments of attention and cache operators.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class Session:
         hosts: Hosts | None = None,
         directories: Mapping[str, Path] | None = None,
         audit: bool = True,
+        fa: bool = True,
     ) -> None:
         self._case, self._info, self._interpreters = case, info, interpreters
         self._limits, self._watcher, self._extras = limits, watcher, extras or {}
-        self._audit = audit
+        self._audit, self._fa = audit, fa
         self.roles = tuple(role for role in SIDES if role in interpreters)
         self.directories = {role: directory / role for role in self.roles} | dict(directories or {})
         self._requests = case.to_requests(info.eos_ids)
@@ -105,6 +107,11 @@ class Session:
                 side.close()
         self._hosts.close()
 
+    @property
+    def abort(self) -> threading.Event:
+        """Set, it stops all waiting for the sides."""
+        return self._abort
+
     def side(self, role: str) -> Side:
         """One side, for calls beyond the stages below."""
         return self._sides[role]
@@ -131,7 +138,7 @@ class Session:
         def start(role: str) -> None:
             side, outcome = self._sides[role], self.outcome.sides[role]
             outcome.spec = engine_spec(
-                self._case,
+                self._case.at(role),
                 self._info,
                 engine=side.engine,
                 role=role,
@@ -139,6 +146,7 @@ class Session:
                 work_dir=side.directory,
                 extras=self._extras.get(role, SideExtras()),
                 audit=self._audit,
+                fa=self._fa,
             )
             outcome.launched = side.launch(outcome.spec)
             outcome.observations = side.observe()
@@ -205,24 +213,28 @@ class Session:
         self,
         along: tuple[Generation, ...] | None = None,
         captures: Mapping[str, CaptureSpec] | None = None,
+        only: str = "",
     ) -> None:
         """Teacher-forced generation of all sides along the same ids.
 
         Args:
             along: whose ids; by default what the reference generated.
             captures: by role, what is recorded meanwhile.
+            only: the side that runs; the other one keeps what it did. By default both.
         """
         forced = self.forced(along)
         wanted = captures or {}
 
         def run(role: str) -> None:
+            if only and role != only:
+                return
             side = self.outcome.sides[role]
             capture = wanted.get(role)
             side.replay = self._sides[role].replay(forced, self._case.decoding.top_logprobs, capture)
             if capture is not None:
                 side.captures.append(capture)
 
-        self._each(run, {"replay": "record"} if wanted else {})
+        self._each(run, {"replay": "replay routing" if only else "record"} if wanted else {})
 
     def replay_some(
         self, only: Collection[str], along: tuple[Generation, ...] | None, captures: Mapping[str, CaptureSpec]

@@ -7,21 +7,30 @@ import errno
 import json
 import os
 import signal
+import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from adapters import probe
-from adapters.base import EngineSpec, Observation, Request, RunResult
+from adapters.base import EngineSpec, Observation, Request, RunResult, split_options
 from adapters.host import Failure, Launched
 from adapters.mistakes import Mistake, read_mistake
+from adapters.probe.births import Fall, announced, read_falls
 from adapters.probe.spec import CaptureSpec
+from adapters.probe.step_reader import read_dummies
+from align.collectives.record.files import FOLDER as COLLECTIVES
+from align.collectives.record.mismatch import read_mismatch
 from align.errors import SideError, UserError
+from align.layout import Layout, expert_rules
 from align.run import guardian
+from align.run.collectives import RanksPart
 from align.run.directory import disk_error
+from align.run.groups import GroupHost
 from align.run.plan import own_changes
 from align.run.transport import Host, HostDied, Hosts
 from align.sentences import Said, raw, said, text_of
@@ -89,15 +98,23 @@ class Side:
     def launch(self, spec: EngineSpec) -> Launched:
         """Start the host and build the engine."""
         self._spec = spec
+        # What the user sets there must be in actors too, which an engine starts with the host's first environment.
+        options = split_options(spec.options).env
         env = {
             **self._interpreter.env,
+            **{name: value for name, value in options.items() if value is not None},
             "PYTHONPATH": os.pathsep.join([*self._interpreter.pythonpath, str(probe.PATH)]),
             "ALIGN_PROBE_DIR": str(self.directory),
         }
+        env = {name: value for name, value in env.items() if options.get(name, "") is not None}
         try:
-            self._host = self._hosts.start(self._interpreter.python, env, self.engine, self.directory)
+            python, engine, directory = self._interpreter.python, self.engine, self.directory
+            hosts = [self._hosts.start(python, env, engine, directory) for _ in range(spec.dp)]
         except HostDied as error:
             raise self._failed(f"did not start: {error}") from error
+        self._host = hosts[0] if spec.dp == 1 else GroupHost(hosts)
+        if spec.dp > 1:
+            spec = replace(spec, master_port=_free_port())
         deadline = time.monotonic() + self.limits.launch
         launched: Launched = self._call(
             "launch", (spec,), lambda: time.monotonic() > deadline, f"did not start within {self.limits.launch:.0f} s"
@@ -126,12 +143,39 @@ class Side:
         more = () if capture is None else (capture,)
         result: RunResult = self._call(
             method,
-            (tuple(requests), top_k, *more),
+            (self._dealt(requests), top_k, *more),
             lambda: log.idle_seconds() > self.limits.step,
             f"made no step for {self.limits.step:.0f} s while it was to {method}",
             detail=log.text,
         )
-        return result
+        return self._in_order(result, requests)
+
+    def _in_order(self, result: RunResult, requests: Sequence[Request]) -> RunResult:
+        """As the requests were given; with what the groups computed without requests, which is known when all ended."""
+        if self._spec is None or self._spec.dp == 1:
+            return result
+        found = {generation.request: generation for generation in result.generations}
+        return replace(
+            result,
+            generations=tuple(found[request.name] for request in requests),
+            dummies=read_dummies(self.directory, result.run),
+        )
+
+    def _dealt(self, requests: Sequence[Request]) -> tuple[Request, ...]:
+        """The requests of a case with more data-parallel groups than this side has are dealt to those it has."""
+        groups = 1 if self._spec is None else self._spec.dp
+        return tuple(one if one.dp_rank < groups else replace(one, dp_rank=one.dp_rank % groups) for one in requests)
+
+    def repatch(self, files: Sequence[str]) -> None:
+        """Put other patches in the place of those that the engine was launched with.
+
+        Raises:
+            SideError: a patch fails, or the engine does with it.
+        """
+        assert self._spec is not None, "launch() comes first"
+        deadline = time.monotonic() + self.limits.step
+        self._call("repatch", (tuple(files),), lambda: time.monotonic() > deadline, "did not take the patches")
+        self._spec = replace(self._spec, patches=tuple(files))
 
     def close(self) -> None:
         """End the engine politely; whatever remains is killed."""
@@ -147,8 +191,8 @@ class Side:
 
     def kill(self) -> None:
         """End every process of this side at once: the host, and what its engine started."""
-        pids = [] if self.launched is None else [self.launched.pid, *self.launched.workers]
-        for pid in pids:
+        known = [] if self.launched is None else [self.launched.pid, *self.launched.workers]
+        for pid in {*known, *announced(self.directory).values()}:
             if pid in guardian.marked(self._hosts.run_id):
                 with contextlib.suppress(ProcessLookupError):  # it may end between the two lines
                     os.kill(pid, signal.SIGKILL)
@@ -174,9 +218,11 @@ class Side:
                     answer = pending.result()
                     break
             except HostDied as error:
+                self._refuse_parted(method)
                 mistake = read_mistake(self.directory)
                 if mistake is not None:
                     raise self._mistaken(method, mistake) from error
+                self._require_none_fell()
                 raise self._failed(said("stopped.died", method=method, what=raw(str(error)))) from error
             self._report(detail)
             if self._abort.is_set():
@@ -186,27 +232,62 @@ class Side:
             if mistake is not None:
                 self.kill()
                 raise self._mistaken(method, mistake)
-            dead = None if method == "close" else self._dead_worker()
-            if dead is not None:
-                self.kill()
-                raise self._failed(said("stopped.lost", pid=dead, method=method))
+            if method != "close":
+                self._refuse_parted(method)
+                self._require_workers(method)
             if expired():
                 self.kill()
                 raise self._failed(complaint)
         self._report(detail)
         if isinstance(answer, Failure):
+            self._refuse_parted(method)
             mistake = Mistake(answer.message, answer.hint) if answer.hint else read_mistake(self.directory)
             if mistake is not None:
                 raise self._mistaken(method, mistake)
+            self._require_none_fell()
             raise self._failed(
                 said("stopped.failed", method=method, what=raw(f"{answer.kind}: {answer.message.strip()}"))
             )
         return answer
 
-    def _dead_worker(self) -> int | None:
-        """A worker that is gone although the host lives: some engines then wait for ever."""
+    def _refuse_parted(self, method: str) -> None:
+        """End the side if its ranks do not make the same collective: the others wait for one that never comes.
+
+        Raises:
+            RanksPart: they do not.
+        """
+        parted = read_mismatch(self.directory / COLLECTIVES)
+        if parted is not None:
+            self.kill()
+            raise RanksPart(self.role, self.engine, method, parted)
+
+    def _require_workers(self, method: str) -> None:
+        """Some engines wait for ever for a worker that is gone although the host lives.
+
+        Raises:
+            SideError: a worker could not go on, or is gone; the side is killed.
+        """
+        self._require_none_fell()
+        for rank, pid in announced(self.directory).items():
+            if _is_gone(pid):
+                self.kill()
+                raise self._failed(said("stopped.lost_rank", rank=rank, pid=pid, method=method))
         workers = () if self.launched is None else self.launched.workers
-        return next((pid for pid in workers if _is_gone(pid)), None)
+        dead = next((pid for pid in workers if _is_gone(pid)), None)
+        if dead is not None:
+            self.kill()
+            raise self._failed(said("stopped.lost", pid=dead, method=method))
+
+    def _require_none_fell(self) -> None:
+        for fall in read_falls(self.directory):
+            self.kill()
+            raise self._fallen(fall)
+
+    def _fallen(self, fall: Fall) -> SideError:
+        """With the traceback of the worker itself; the log's end is of whoever waited for it."""
+        error = self._failed(said(f"stopped.fallen_{fall.during}", rank=fall.rank, what=raw(fall.error)))
+        tail = tuple(line for line in fall.traceback.splitlines() if line.strip())[-_LOG_LINES:]
+        return SideError(error.side, error.message, error.hint, tail, error.told)
 
     def _report(self, detail: Callable[[], str] | None) -> None:
         try:
@@ -253,9 +334,19 @@ class Side:
     def _what_next(self, log: Path) -> str:
         """What the user changed about this side is the first suspect."""
         given = [] if self._spec is None else own_changes(self._spec)
+        asked = self._spec
+        rules = () if asked is None else expert_rules(self.engine, Layout(asked.tp, asked.dp, asked.ep))
+        demands = f"; {self.engine} demands of such a layout: {'; '.join(rules)}" if rules else ""
         if not given:
-            return f"read its log, {log}; then run the same command again"
-        return f"leave out {' '.join(given)}, which this side alone ran with, or correct it; its log is {log}"
+            return f"read its log, {log}; then run the same command again{demands}"
+        return f"leave out {' '.join(given)}, which this side alone ran with, or correct it; its log is {log}{demands}"
+
+
+def _free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probed:
+        probed.bind(("127.0.0.1", 0))
+        return int(probed.getsockname()[1])
 
 
 def _is_gone(pid: int) -> bool:
@@ -268,23 +359,28 @@ def _is_gone(pid: int) -> bool:
 
 
 class _Growth:
-    """Whether the engine's step log grows, and how far it is."""
+    """Whether a rank's step log grows, and how far the furthest is."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "steps-rank0.jsonl"
-        self._size = self._path.stat().st_size if self._path.exists() else 0
+        self._directory = directory
+        self._sizes = self._look()
         self._since = time.monotonic()
-        self._steps = 0
+        self._steps: Counter[Path] = Counter()
+
+    def _look(self) -> dict[Path, int]:
+        return {path: path.stat().st_size for path in self._directory.glob("steps-rank*.jsonl")}
 
     def idle_seconds(self) -> float:
-        size = self._path.stat().st_size if self._path.exists() else 0
-        if size != self._size:
-            with self._path.open("rb") as log:
-                log.seek(self._size)
-                self._steps += log.read(size - self._size).count(b'"event": "step"')
-            self._size, self._since = size, time.monotonic()
+        sizes = self._look()
+        if sizes != self._sizes:
+            for path, size in sizes.items():
+                with path.open("rb") as log:
+                    before = self._sizes.get(path, 0)
+                    log.seek(before)
+                    self._steps[path] += log.read(size - before).count(b'"event": "step"')
+            self._sizes, self._since = sizes, time.monotonic()
         return time.monotonic() - self._since
 
     def text(self) -> str:
         self.idle_seconds()
-        return f"step {self._steps}"
+        return f"step {max(self._steps.values(), default=0)}"

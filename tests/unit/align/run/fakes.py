@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -30,6 +32,13 @@ class RayTaskError(RayError):
     def __init__(self, cause: Exception) -> None:
         super().__init__(f"ray::EngineHost.call() (pid=1)\n  {cause}")
         self.cause = cause
+
+
+def tell_progress(directory: Path, stage: str, detail: str) -> None:
+    """What a host is doing, written as a host writes it: whole, because the watch reads at any moment."""
+    temporary = directory / "progress.json.tmp"
+    temporary.write_text(json.dumps({"stage": stage, "detail": detail}))
+    os.replace(temporary, directory / "progress.json")
 
 
 def fake_ray() -> ModuleType:

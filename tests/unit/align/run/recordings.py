@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from adapters.base import SIDES, EngineSpec, Generation, Observation, Request, RunResult, TokenStep
-from adapters.probe.spec import CaptureSpec
+import torch
+from torch import Tensor
+
+from adapters.base import SIDES, EngineSpec, Generation, Observation, Request, RowSpan, RunResult, TokenStep
+from adapters.probe.spec import CaptureSpec, TransplantSpec
+from adapters.probe.transplant import read_tensors
 from align.case.schema import Case, CaseRequest, Decoding
 from align.conditions import Condition
 from align.models.info import ModelInfo
 from align.run.outcome import Outcome, SideOutcome
 from align.run.plan import forced_along
 from align.run.recording import kept
-from align.trace.format import POSITIONS, TOKEN_IDS
+from align.trace.format import POSITIONS, TOKEN_IDS, USED
 from tests.unit.align.compare import traces
 from tests.unit.align.run import fakes
 
@@ -68,6 +72,8 @@ class Scripted:
         self.edits: dict[str, traces.Edit] = {}
         self.runs: dict[str, dict[str, tuple[Generation, ...]]] = {role: {} for role in SIDES}
         self.weights: dict[str, list[dict[str, Any]]] = {}
+        #: Of the model.
+        self.config: Mapping[str, Any] = traces.CONFIG
         #: Whether what ``edits`` does is seen in the whole batch alone.
         self.batch_only = False
         self.stages: list[str] = []
@@ -138,18 +144,23 @@ class Scripted:
             run = self._run(role, "replay")
             results[role] = replace(run, generations=tuple(one for one in run.generations if one.request in only))
             edit = None if self.batch_only else self.edits.get(role)
-            write_trace(Path(captures[role].directory), captures[role], edit, only)
+            write_trace(Path(captures[role].directory), captures[role], edit, only, self.config)
         return results
 
     def replay(
-        self, along: tuple[Generation, ...] | None = None, captures: Mapping[str, CaptureSpec] | None = None
+        self,
+        along: tuple[Generation, ...] | None = None,
+        captures: Mapping[str, CaptureSpec] | None = None,
+        only: str = "",
     ) -> None:
-        self.stages.append("record" if captures else "replay")
+        self.stages.append(f"record {only}".rstrip() if captures else "replay")
         for role, side in self.outcome.sides.items():
+            if only and role != only:
+                continue
             side.replay = self._run(role, "replay")
             look = (captures or {}).get(role)
             if look is not None:
-                write_trace(Path(look.directory), look, self.edits.get(role))
+                write_trace(Path(look.directory), look, self.edits.get(role), config=self.config)
                 side.captures.append(look)
 
     def replay_apart(
@@ -164,22 +175,39 @@ class Scripted:
                 counts = {name: len(rows[name]) if self.replaced is None else self.replaced for name in rows}
                 (given / "rank0.json").write_text(json.dumps({"rank": 0, "rows": counts}))
                 edit = None if self.repairs(look.transplant.checkpoints) else edit
-            write_trace(Path(look.directory), look, edit)
+            write_trace(Path(look.directory), look, edit, config=self.config)
         return {}
 
 
 def write_trace(
-    directory: Path, look: CaptureSpec, edit: traces.Edit | None = None, only: Collection[str] = ()
+    directory: Path,
+    look: CaptureSpec,
+    edit: traces.Edit | None = None,
+    only: Collection[str] = (),
+    config: Mapping[str, Any] = traces.CONFIG,
 ) -> None:
     """A trace without its manifest, which is the driver's to write; of ``only`` some requests if any are named."""
-    steps = [(phase, [span for span in spans if not only or span.request in only]) for phase, spans in traces.STEPS]
+    chosen = [(phase, [span for span in spans if not only or span.request in only]) for phase, spans in traces.STEPS]
+    steps = [step for step in chosen if step[1]]
 
     def only_kept(phase: str, step: int, tensors: dict[str, Any]) -> None:
         if edit is not None:
             edit(phase, step, tensors)
+        if look.routing is not None:
+            tensors.update(used(look.routing, steps[step][1]))
         for name in set(tensors) - {TOKEN_IDS, POSITIONS}:
-            if not kept(name, look.values):
+            if not kept(name.partition("#")[0], look.values):
                 del tensors[name]
 
-    traces.write(directory, steps=[step for step in steps if step[1]], edit=only_kept).close()
+    traces.write(directory, steps=steps, edit=only_kept, config=config).close()
     (directory / "trace.json").unlink()
+
+
+def used(routing: TransplantSpec, spans: Sequence[RowSpan]) -> dict[str, Tensor]:
+    """What workers record of a routing that they replay: everything that they were given."""
+    keys = [(span.request, at, span.occurrence) for span in spans for at in range(span.start, span.start + span.count)]
+    found = {}
+    for name in routing.checkpoints:
+        tensor, rows = read_tensors(Path(routing.directory), name)
+        found[f"{name}{USED}"] = torch.stack([tensor[rows.index(key)] for key in keys])
+    return found

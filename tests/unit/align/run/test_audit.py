@@ -201,7 +201,7 @@ def test_a_copy_taken_while_the_worker_goes_on_is_whole(tmp_path: Path, monkeypa
         order.append(source.suffix)
         copied(source, target)
 
-    monkeypatch.setattr("align.run.audit.shutil.copyfile", copyfile)
+    monkeypatch.setattr("align.run.records.shutil.copyfile", copyfile)
     leave(tmp_path / "work" / FOLDER, launch([toy()], ("trace",)))
     (tmp_path / "trace").mkdir()
     keep_records(tmp_path / "work", tmp_path / "trace")
@@ -214,6 +214,6 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     leave(tmp_path / "work" / FOLDER, launch([toy()], ("trace",)))
     (tmp_path / "trace").mkdir()
-    monkeypatch.setattr("align.run.audit.shutil.copyfile", full)
+    monkeypatch.setattr("align.run.records.shutil.copyfile", full)
     with pytest.raises(UserError, match="no space is left"):
         keep_records(tmp_path / "work", tmp_path / "trace")

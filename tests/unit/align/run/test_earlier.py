@@ -41,6 +41,9 @@ def make(place: Path, name: str, result: Any = None, *, age: int = 0, sides: boo
     [
         (ENDED, True, "aligned"),
         ({"verdict": "diverged"}, True, "diverged"),
+        ({"verdict": "diverged", "ladder": {"conclusion": None}}, True, "interrupted"),
+        ({"verdict": "diverged", "ladder": {"conclusion": {"state": "nothing"}}}, True, "diverged"),
+        ({"verdict": "diverged", "ladder": None}, True, "diverged"),
         (None, True, "interrupted"),
         (None, False, "interrupted"),
         ("{", True, "interrupted"),

@@ -65,6 +65,7 @@ def test_a_run_is_plain_json() -> None:
 def test_a_side_that_did_not_get_far() -> None:
     assert record()["sides"]["reference"] == {
         "engine": "vllm", "spec": None, "launched": None, "observed": [], "captures": [], "seconds": {},
+        "together": {},
     }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from adapters import probe
-from adapters.base import EngineSpec, Observation, Request
+from adapters.base import EngineSpec, Observation, Request, RunResult
 from adapters.host import Failure
 from adapters.mistakes import Mistake, leave_mistake
 from adapters.probe.spec import CaptureSpec
@@ -221,7 +222,7 @@ def test_many_steps_may_take_longer_than_one(make: Callable[..., Any]) -> None:
     side, actor, progress = start(make, {}, limits=Limits(step=1.0))
     log = side.directory / "steps-rank0.jsonl"
     log.write_text('{"event": "step", "of": "an earlier run"}\n')
-    (side.directory / "progress.json").write_text('{"stage": "generate", "detail": "1 requests"}')
+    fakes.tell_progress(side.directory, "generate", "1 requests")
 
     def slowly(*arguments: Any) -> Any:
         for _ in range(8):
@@ -254,8 +255,7 @@ def test_progress_is_passed_on(make: Callable[..., Any]) -> None:
 
     def launch(spec: EngineSpec) -> Any:
         time.sleep(0.1)
-        text = json.dumps({"stage": "build", "detail": "tiny in bfloat16"})
-        (side.directory / "progress.json").write_text(text)
+        fakes.tell_progress(side.directory, "build", "tiny in bfloat16")
         time.sleep(0.1)
         return fakes.launched()
 
@@ -371,3 +371,67 @@ def test_a_directory_that_cannot_be_made(make: Callable[..., Any], monkeypatch: 
     monkeypatch.setattr(Path, "mkdir", full)
     with pytest.raises(UserError, match="no space is left"):
         make({})
+
+
+# ------------------------------------------------------------------------------------------------------- workers
+
+
+def leave(side: Side, kind: str, rank: int, **about: Any) -> None:
+    (side.directory / f"{kind}-rank{rank}.json").write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize(
+    ("during", "words"), [("build", "rank 1 failed to build its model"), ("step", "rank 1 failed in a step")]
+)
+@pytest.mark.parametrize("answer", [None, Failure("RayTaskError", "somewhere", "Traceback of the caller")])
+def test_a_worker_that_cannot_go_on_is_told_with_its_own_traceback(
+    make: Callable[..., Any], answer: Any, during: str, words: str
+) -> None:
+    """Whether the engine waits for it for ever or passes on an error of its own."""
+    side, actor, _ = make({})
+    actor.script["launch"] = answer or actor.hang
+    (side.directory / "engine.log").write_text("the other rank waits\n")
+    leave(side, "failed", 1, during=during, error="MemoryError: no room", traceback="Traceback\n  at the weights\n")
+    with pytest.raises(SideError, match=f"cannot go on: {words}: MemoryError: no room") as caught:
+        side.launch(SPEC)
+    assert caught.value.log_tail == ("Traceback", "  at the weights")
+
+
+def test_a_worker_that_died_while_the_engine_is_built_ends_the_wait(make: Callable[..., Any]) -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    side, actor, _ = make({})
+    actor.script["launch"] = actor.hang
+    leave(side, "worker", 0, pid=os.getpid())
+    leave(side, "worker", 1, pid=child.pid)
+    with pytest.raises(SideError, match=f"lost the worker of rank 1, process {child.pid}, during launch"):
+        side.launch(SPEC)
+
+
+# -------------------------------------------------------------------------------------------------------- groups
+
+
+def test_every_group_has_a_host_and_results_stand_as_the_requests_do(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fakes answer alike, so that the merged answer has everything twice."""
+    free = RunResult((fakes.generation("r1", 1), fakes.generation("r0", 2)), (), 1.0, run=1)
+    side, actor, _ = make({"launch": fakes.launched(7, (8,)), "generate": free})
+    side.launch(dataclasses.replace(SPEC, dp=2))
+    assert len(side._hosts.started) == 2
+    assert [spec.dp_rank for _, (spec,) in actor.calls] == [0, 1]
+    ports = {spec.master_port for _, (spec,) in actor.calls}
+    assert len(ports) == 1 and min(ports) > 1024, "the groups find each other at one free port"
+    lines = [{"event": "dummy", "generation": 1, "tokens": 1, "idle": True, "cycle": 0, "mode": "decode"}]
+    (side.directory / "steps-rank1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = side.generate((Request("r0", (1,), 1), Request("r1", (1,), 1)), 5)
+    assert [one.request for one in found.generations] == ["r0", "r1"]
+    assert [(one.rank, one.tokens, one.cycle) for one in found.dummies] == [(1, 1, 0)]
+
+
+def test_variables_of_a_side_are_in_what_its_host_starts_with(make: Callable[..., Any]) -> None:
+    """An engine's actors inherit the host's first environment, not what it sets later."""
+    side, _, _ = make({})
+    side.launch(dataclasses.replace(SPEC, options={"env.NAME": None, "env.OTHER": 5, "block_size": 64}))
+    ((_, env, _, _),) = side._hosts.started
+    assert env["OTHER"] == "5" and "NAME" not in env

@@ -1,0 +1,1 @@
+"""The audit of collectives: what every rank gave and got, judged by the relation that holds whatever the model."""

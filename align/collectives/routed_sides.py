@@ -1,0 +1,112 @@
+"""Routed experts as each side recorded them, for the hypotheses of :mod:`align.collectives.routed`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from align.checkpoints.table import Name, Structure, kinds
+from align.collectives.hypotheses import Tried
+from align.collectives.routed import Routed, is_right, routed_tried
+from align.compare.rows import Recorded, ranks_of, real_steps
+from align.errors import UserError
+from align.oracle.weights import CheckpointWeights
+from align.trace.format import StepEntry
+
+Tensor = torch.Tensor
+SUMMED = "moe.routed"
+_INPUTS = ("mlp_norm", "moe.topk_ids", "moe.topk_weights")
+#: Wrong steps of a phase that are explained.
+_STEPS = 2
+#: Multiplications that one step may take: the rows are as many as fit.
+_WORK = 4e11
+
+
+def world_of(trace: Recorded) -> int:
+    """Ranks of a side."""
+    layout = trace.manifest.get("layout") or {}
+    return int(layout.get("tp", 1)) * int(layout.get("dp", 1))
+
+
+def wrong_side(
+    name: Name, traces: Mapping[str, Recorded]
+) -> tuple[str, tuple[int, ...], list[tuple[Tried, ...]]] | None:
+    """The first side on several ranks whose experts do not give what was chosen: side, ranks, what was tried.
+
+    ``None`` if no such side is wrong by its own records.
+
+    Raises:
+        ValueError: a record is damaged, or a weight cannot be read.
+    """
+    for side, trace in traces.items():
+        if trace.structure is None or world_of(trace) == 1:
+            continue
+        path = Path(str((trace.manifest.get("model_info") or {}).get("path", "")))
+        try:
+            weights = CheckpointWeights(path, trace.structure, getattr(torch, trace.dtype))
+        except UserError as error:
+            raise ValueError(f"the checkpoint's files are not there: {error}") from error
+        with closing(weights):
+            found = list(_tried(name, trace, trace.structure, weights))
+        if found:
+            ranks = tuple(sorted({rank for ranks, _ in found for rank in ranks}))
+            return side, ranks, [tried for _, tried in found]
+    return None
+
+
+def _tried(
+    name: Name, trace: Recorded, structure: Structure, weights: CheckpointWeights
+) -> Iterator[tuple[tuple[int, ...], tuple[Tried, ...]]]:
+    entries = real_steps(trace)
+    room = dict.fromkeys((entry.phase for entry in entries), _STEPS)
+    for entry in entries:
+        if not room[entry.phase]:
+            continue
+        for ranks, given in routed_of(name, trace, entry, structure, weights):
+            if not is_right(given):
+                room[entry.phase] -= 1
+                yield ranks, routed_tried(given)
+                break
+
+
+def routed_of(
+    name: Name, trace: Recorded, entry: StepEntry, structure: Structure, weights: CheckpointWeights
+) -> Iterator[tuple[tuple[int, ...], Routed]]:
+    """``(ranks, what they hold)`` of one step; ranks that each hold the whole are looked at one by one."""
+    group = ranks_of(trace, entry.step)
+    inputs = [trace.joined(entry.step, kinds()[one].at(name.layer)) for one in _INPUTS]
+    if any(one is None for one in inputs):
+        return
+    x, ids, shares = (one for one in inputs if one is not None)
+    held: list[tuple[tuple[int, ...], Tensor | None]]
+    if entry.whole(SUMMED) or structure.tp == 1:
+        held = [((rank,), trace.tensor(rank, entry.step, str(name))) for rank in group]
+    else:
+        held = [(group, trace.joined(entry.step, str(name)))]
+    work = structure.experts * structure.hidden * structure.intermediate * 3
+    rows = max(8, min(len(x), int(_WORK / max(1, work))))
+
+    def expert(number: int) -> tuple[Tensor, Tensor, Tensor]:
+        names = [weights.of_experts(part, name.layer, number) for part in ("gate", "up", "down")]
+        gate, up, down = (weights.read(one) for one in names if one is not None)
+        return gate.float(), up.float(), down.float()
+
+    shared = structure.ep if structure.ep > 1 else structure.expert_tp
+    for ranks, result in held:
+        if result is not None:
+            yield (
+                ranks,
+                Routed(
+                    x[:rows],
+                    ids[:rows],
+                    shares[:rows],
+                    result[:rows],
+                    structure.experts,
+                    shared,
+                    structure.ep == 1,
+                    expert,
+                ),
+            )
