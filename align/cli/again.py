@@ -88,6 +88,43 @@ def replay_command(
     raise typer.Exit(guarded(lambda: work.replay(settings), debug, json))
 
 
+def reduce_command(
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Directory of a run, or its name in align runs. Default: the newest that diverged.",
+            callback=run_named,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory of the smallest case. Default: one below the cache's reductions/."),
+    ] = None,
+    tries: Annotated[int, typer.Option(help="How many smaller cases are run at most.")] = 30,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Find the smallest case that still shows a run's first finding.
+
+    Leaves out requests, generated tokens, waiting, ranks, layers and parts of prompts as long as the first finding
+    stays the same: its path, kind, side and checkpoint. The finding itself says where to begin. Each try is an ordinary
+    run with the options and patches of the whole (about as long as that run's launch, and less the smaller it gets).
+
+    OUT holds reproduce.sh (one command that shows the finding again), case.json, the patches, the model if it has fewer
+    layers now, the report in run/, and every try in reduction.json. After a stop the same command goes on.
+
+    The exit code is 0 if the smallest case shows the finding, and 2 otherwise.
+
+    Examples: `align reduce` · `align reduce RUN --out small` · `sh small/reproduce.sh`
+    """
+    from align.cli import reduce as work
+
+    settings = work.ReduceSettings(run, out, tries, json, quiet)
+    raise typer.Exit(guarded(lambda: work.execute(settings), debug, json))
+
+
 def next_command(
     candidate: Annotated[
         Path, typer.Argument(metavar="A", help="Trace of the candidate, or a whole run.", callback=run_named)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Annotated, Any
 
@@ -11,10 +13,11 @@ import typer
 from typer.core import TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
-from align.cli import again, commands, earlier, floors, machine
+from align.cli import again, commands, drill_command, earlier, fa, floors, isolate, machine, reading
 from align.cli.errors import EXIT_INTERRUPTED, guarded, say_error, say_stopped
 from align.cli.output import asked_in, print_error
 from align.errors import EXIT_NOT_COMPARABLE, UserError
+from align.layout.rules import help_text
 
 #: Also where Python was given the package to run.
 NAME = "align"
@@ -29,6 +32,11 @@ class _Group(TyperGroup):
         if option is not None:
             option.default = False
         return option
+
+
+def with_layouts(command: Callable[..., None]) -> str:
+    """What a command says of itself, and the tables of layouts; ``\\b`` keeps the lines of a table."""
+    return f"{inspect.cleandoc(command.__doc__ or '')}\n\n{help_text()}"
 
 
 app = typer.Typer(
@@ -55,22 +63,27 @@ def align_command(
     """The command itself; what it does without a command is said by :func:`main`."""
 
 
-app.command("run")(commands.run_command)
+app.command("run", help=with_layouts(commands.run_command))(commands.run_command)
+app.command("isolate", help=with_layouts(isolate.isolate_command))(isolate.isolate_command)
 app.command("runs")(earlier.runs_command)
 app.command("resume")(again.resume_command)
 app.command("replay")(again.replay_command)
 app.command("capture")(commands.capture_command)
 app.command("compare")(commands.compare_command)
 app.command("next")(again.next_command)
-app.command("export")(commands.export_command)
-app.command("report")(commands.report_command)
-app.command("schema")(commands.schema_command)
-app.command("taps")(commands.taps_command)
-app.command("explain")(commands.explain_command)
+app.command("reduce")(again.reduce_command)
+app.command("export")(reading.export_command)
+app.command("report")(reading.report_command)
+app.command("checklist")(reading.checklist_command)
+app.command("schema")(reading.schema_command)
+app.command("taps")(reading.taps_command)
+app.command("explain")(reading.explain_command)
 app.command("doctor")(machine.doctor_command)
 app.add_typer(machine.env_app, name="env", cls=_Group)
+app.add_typer(fa.fa_app, name="fa", cls=_Group)
 app.command("golden")(floors.golden_command)
 app.command("calibrate")(floors.calibrate_command)
+app.command("drill")(drill_command.drill_command)
 
 
 def main() -> None:

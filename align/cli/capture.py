@@ -21,15 +21,17 @@ from align.report.recorded import next_command, show_recorded
 from align.report.steps import expected_steps
 from align.result.plain import plain
 from align.run.alone import Alone, Recorded
+from align.run.cluster import Cluster
 from align.run.directory import RunDirectory
 from align.run.flow import check_recordable
 from align.run.local import LocalHosts
 from align.run.manifest import REPLAY, generations_of
-from align.run.plan import check_device, check_launchable, without_side
+from align.run.plan import SideExtras, check_device, check_launchable, without_side
 from align.run.record import tokens_record
 from align.run.session import Session
 from align.run.side import Limits
 from align.run.traces import find_trace, open_trace
+from align.run.transport import Hosts
 from envs.home import align_home
 
 #: The engine's own files, inside of the trace.
@@ -57,6 +59,7 @@ class CaptureSettings:
     only: tuple[str, ...] = ()
     lean: bool = False
     audit: bool = True
+    fa: bool = True
 
 
 def execute(settings: CaptureSettings) -> int:
@@ -79,7 +82,7 @@ def execute(settings: CaptureSettings) -> int:
     case.check(info)
     check_launchable(case)
     check_device(case, info, settings.device)
-    check_patterns(settings.capture, check_recordable(info, case.layout.tp))
+    check_patterns(settings.capture, check_recordable(info, case.at(role).layout.tp))
     along = None if settings.along is None else _tokens_of(settings.along, case)
     interpreters = interpreters_for(case, settings.device, {role: extras}, (role,))
     directory = RunDirectory(settings.out, align_home() / "runs", role)
@@ -95,9 +98,10 @@ def execute(settings: CaptureSettings) -> int:
             limits,
             watcher,
             {role: extras},
-            hosts=LocalHosts(),
+            hosts=hosts_for(settings.engine, case, extras),
             directories={role: directory.path / ENGINE},
             audit=settings.audit,
+            fa=settings.fa,
         )
         alone = Alone(
             session, case, info, directory.path, budget_bytes(settings.values_budget), settings.capture, settings.lean
@@ -112,6 +116,13 @@ def execute(settings: CaptureSettings) -> int:
     elif settings.quiet:
         print(f"recorded: {directory.path}")
     return EXIT_ALIGNED
+
+
+def hosts_for(engine: str, case: Case, extras: SideExtras) -> Hosts:
+    """A process of its own, unless the engine's workers are actors of Ray: then the host is one too."""
+    chosen = extras.options.get("distributed_executor_backend")
+    actors = engine == "lmdeploy" and (chosen == "ray" or (chosen is None and case.layout.dp > 1))
+    return Cluster() if actors else LocalHosts()
 
 
 def _content(settings: CaptureSettings, recorded: Recorded, directory: Path, role: str) -> dict[str, Any]:

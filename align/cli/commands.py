@@ -1,4 +1,6 @@
-"""Every command with its options. Work is imported by the command that needs it, so that help answers at once."""
+"""Commands that run engines or compare what they left. Work is imported by the command that needs it, so that help
+answers at once.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +11,31 @@ import typer
 
 from align.cli.errors import guarded
 from align.cli.flags import (
+    Against,
     Allow,
     Budget,
     Capture,
     Debug,
     Device,
+    DeviceMemory,
     EngineName,
     Floor,
     Fresh,
     Json,
+    Ladder,
     Lang,
     LaunchTimeout,
+    Layouts,
     Lean,
     MinCoverage,
+    MinTp,
     NoAudit,
+    NoFa,
+    NoLadder,
     Only,
     Policy,
     Quiet,
+    ReplayRouting,
     ResultJson,
     StepTimeout,
     Verbose,
@@ -37,7 +47,10 @@ _KNOWN = "What is known already (result.json and report.md keep it)"
 
 def run_command(
     model: Annotated[
-        str | None, typer.Option(help="Preset (qwen3, smollm2) or a local Hugging Face checkpoint. Default: qwen3.")
+        str | None,
+        typer.Option(
+            help="Preset (qwen3, qwen3-moe, qwen2-moe, smollm2) or a local Hugging Face checkpoint. Default: qwen3."
+        ),
     ] = None,
     prompts: Annotated[
         Path | None,
@@ -56,9 +69,12 @@ def run_command(
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel size.")] = None,
     dp: Annotated[int | None, typer.Option(help="Data-parallel size.")] = None,
     ep: Annotated[int | None, typer.Option(help="Expert-parallel size: 1, or tp × dp.")] = None,
-    ladder: Annotated[
-        bool, typer.Option("--ladder", help="From the simplest layout up to the asked one. Not in this version yet.")
-    ] = False,
+    ladder: Ladder = False,
+    no_ladder: NoLadder = False,
+    layouts: Layouts = None,
+    min_tp: MinTp = None,
+    device_memory: DeviceMemory = None,
+    against: Against = "",
     max_new_tokens: Annotated[int | None, typer.Option(help="Tokens to generate per request. Default: 16.")] = None,
     block_size: Annotated[int | None, typer.Option(help="Tokens in one KV-cache block. Default: 128.")] = None,
     numerics: Annotated[
@@ -91,7 +107,9 @@ def run_command(
     values_budget: Budget = None,
     lean: Lean = False,
     no_audit: NoAudit = False,
+    no_fa: NoFa = False,
     fresh: Fresh = False,
+    replay_routing: ReplayRouting = "auto",
     replay: Annotated[
         str,
         typer.Option(help="With --no-tensors: teacher-forced replay auto (when tokens differ), always or never."),
@@ -161,7 +179,11 @@ def run_command(
         dtype=dtype,
         layout=(tp, dp, ep),
         dry=dry_run,
-        ladder=ladder,
+        ladder="always" if ladder or layouts else "never" if no_ladder else "auto",
+        layouts=tuple(layouts or ()),
+        min_tp=min_tp,
+        device_memory=device_memory,
+        against=against,
         max_new_tokens=max_new_tokens,
         block_size=block_size,
         numerics=tuple(numerics or ()),
@@ -176,7 +198,9 @@ def run_command(
         values_budget=values_budget,
         lean=lean,
         audit=not (no_audit or lean),
+        fa=not no_fa,
         fresh=fresh,
+        routing=replay_routing,
         replay=replay,
         out=out,
         launch_timeout=launch_timeout,
@@ -222,6 +246,7 @@ def capture_command(
     values_budget: Budget = None,
     lean: Lean = False,
     no_audit: NoAudit = False,
+    no_fa: NoFa = False,
     launch_timeout: LaunchTimeout = 600.0,
     step_timeout: StepTimeout = 180.0,
     json: Json = False,
@@ -252,6 +277,7 @@ def capture_command(
         values_budget=values_budget,
         lean=lean,
         audit=not (no_audit or lean),
+        fa=not no_fa,
         launch_timeout=launch_timeout,
         step_timeout=step_timeout,
         quiet=quiet,
@@ -308,94 +334,3 @@ def compare_command(
         verbose=verbose,
     )
     raise typer.Exit(guarded(lambda: work.execute(settings), debug))
-
-
-def export_command(
-    trace: Annotated[
-        Path, typer.Argument(metavar="TRACE", help="Trace, or side directory of a run.", callback=run_named)
-    ],
-    out: Annotated[Path, typer.Option(help="New directory; one directory per step is made in it.")],
-    format_: Annotated[str, typer.Option("--format", help="pt: one torch.save file per checkpoint and rank.")] = "pt",
-    native: Annotated[
-        bool, typer.Option("--native", help="Shapes as the engine has them: q, k and v in one file.")
-    ] = False,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Write a trace as `.pt` files, which `align compare` reads.
-
-    They are called `{layer}_{op}_{input|output}_rank{rank}.pt`. With --native fused projections are one file, such as
-    `layer0_attn_qkv_output_rank0.pt`; `index.json` says how canonical shapes are taken of it.
-
-    Example: `align export RUN/candidate --format pt --out dump --native`
-    """
-    from align.cli import export as work
-
-    raise typer.Exit(guarded(lambda: work.execute(trace, out, format_, native, json), debug, json))
-
-
-def report_command(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Directory of a run, its name, or a result.json.", callback=run_named)
-    ],
-    lang: Lang = "en",
-    out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Default: report.md, or report.zh.md, in RUN; - prints it.")
-    ] = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Write the report of a run once more: report.md in English, report.zh.md in Chinese.
-
-    Example: `align report RUN --lang zh`
-    """
-    from align.cli import report as work
-
-    raise typer.Exit(guarded(lambda: work.execute(run, lang, out, json), debug, json))
-
-
-def schema_command(debug: Debug = False) -> None:
-    """Print the format of result.json as JSON Schema.
-
-    Example: `align schema > result.schema.json`
-    """
-    from align.cli import schema as work
-
-    raise typer.Exit(guarded(work.execute, debug))
-
-
-def taps_command(engine: EngineName, json: Json = False, debug: Debug = False) -> None:
-    """Where an engine yields each checkpoint.
-
-    A row says class and method, what is picked of a call, the transform to canonical form, and how it is undone.
-
-    Example: `align taps lmdeploy`
-    """
-    from align.cli import taps as work
-
-    raise typer.Exit(guarded(lambda: work.execute(engine, json), debug, json))
-
-
-def explain_command(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KIND|ID|PATH|WORD]",
-            help="A finding's kind, a row of the alignment guide (its parts are called seeds), a path, a checkpoint, "
-            "an operator, or any words.",
-        ),
-    ] = None,
-    lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """What is known about a fault: symptom, causes, checks, treatment.
-
-    The files to read come with it. Without a word everything is listed, by path.
-
-    Examples: `align explain slots` · `align explain 003-TS-05 --lang zh` · `align explain A` ·
-    `align explain first token`
-    """
-    from align.cli import explain as work
-
-    raise typer.Exit(guarded(lambda: work.execute(words or (), lang, json), debug, json))

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from adapters.base import SIDES
+from align.checklists.evaluate import with_checklists
 from align.cli.errors import reason_of
 from align.cli.leave import text_of
 from align.cli.options import policy_name
@@ -102,7 +103,7 @@ def _leave(
         Command(sys.argv, started, next=next_step, traces={role: str(path) for role, path in paths.items()}),
         details={name: whole[name] for name in ("comparisons", "tensors")},
     )
-    text = text_of(result)
+    text = text_of(with_checklists(result))
     try:
         if settings.out is not None:
             _write(settings.out, text)

@@ -27,8 +27,15 @@ _OTHERS: dict[Language, dict[str, str]] = {
         "groups": "groups of checkpoints",
         "operators": "operators",
         "fits": "errors that are fitted",
+        "checklists": "items of checklists",
     },
-    "zh": {"checkpoints": "检查点", "groups": "检查点组", "operators": "算子", "fits": "可识别的错误"},
+    "zh": {
+        "checkpoints": "检查点",
+        "groups": "检查点组",
+        "operators": "算子",
+        "fits": "可识别的错误",
+        "checklists": "清单项目",
+    },
 }
 #: Labels whose lines begin with a name or a command and need no bullet.
 _NAMES = {name for labels in _LABELS.values() for name in labels[6:8]} | {"next", "下一步"}

@@ -8,16 +8,23 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from align.checklists.table import Item, items
+from align.checklists.table import lists as checklists
 from align.checkpoints.bounds import bounds
 from align.checkpoints.table import Kind, kinds, parse
 from align.cli.output import columns
 from align.fits.table import FaultKind
 from align.fits.table import kinds as faults
 from align.knowledge import Entry, Knowledge, Language
+from align.sentences import said, text_of
 from align.trace.pt_names import read_file_name
 
 #: ``layers.2.``, and as the table has it ``layers.{i}.``.
 _LAYER = re.compile(r"layers?\.(?P<layer>\d+|\{?i\}?)(?:\.(?P<rest>.+))?")
+#: Ids of rules about attention arguments begin so.
+RULES = "fa."
+#: Ids of items of the checklists; troubleshooting has entries of its own in the table of knowledge.
+_ITEMS = re.compile(r"000-q\d+|003-ck-\d+")
 #: That of :class:`align.compare.residual.ResidualPolicy`, which imports torch.
 SLACK = 1.02
 #: Between the steps of a derivation.
@@ -39,6 +46,12 @@ _LABELS: dict[str, str] = {
     "known": "已知问题",
     "read": "阅读",
     "next": "下一步",
+    "about": "范围",
+    "decided by": "判定依据",
+    "observable by": "可观测条件",
+    "message": "提示",
+    "example": "示例",
+    "source": "来源",
 }
 
 
@@ -65,12 +78,18 @@ class Told:
 
 
 def told(word: str, known: Knowledge, language: Language) -> Told | None:
-    """What a name stands for; ``None`` if it is no checkpoint, group of checkpoints, operator or fitted error.
+    """What a name stands for; ``None`` if it is no checkpoint, group of checkpoints, operator, fitted error or rule.
 
-    Accepts ``layers.2.mlp_norm``, ``mlp_norm``, ``mlp_up``, ``layer0_attn_out_output_rank0.pt``, ``attn``, ``rms_norm``
-    and ``eps``.
+    Accepts ``layers.2.mlp_norm``, ``mlp_norm``, ``mlp_up``, ``layer0_attn_out_output_rank0.pt``, ``attn``,
+    ``rms_norm``, ``eps`` and ``fa.mask.missing``.
     """
     word = word.strip().casefold().removesuffix(".pt")
+    if word.startswith(RULES):
+        from align.cli import fa_rules  # needs torch, which the rest does without
+
+        return fa_rules.told(word)
+    if _ITEMS.fullmatch(word) and (item := items().get(word.upper())) is not None:
+        return _item(item, language)
     layer, rest = _split(word)
     kind = kinds().get(rest) or {name.replace(".", "_"): one for name, one in kinds().items()}.get(rest)
     if kind is not None:
@@ -90,7 +109,8 @@ def closest(word: str, known: Knowledge) -> list[str]:
     """Names that look like one that was typed: kinds of findings, checkpoints, operators and fitted errors."""
     layer, rest = _split(word.strip().casefold())
     ids = {entry.casefold(): entry for entry in known.entries}
-    names = {**ids, **{one: one for one in (*kinds(), *_operators(), *faults())}}
+    lower = {one.casefold(): one for one in items()}
+    names = {**lower, **ids, **{one: one for one in (*kinds(), *_operators(), *faults())}}
     found = [names[match] for match in get_close_matches(rest, names, n=4, cutoff=0.6)]
     return [kinds()[one].at(layer) if layer is not None and one in kinds() and kinds()[one].per_layer else one
             for one in found]  # fmt: skip
@@ -182,6 +202,38 @@ def _fault(fault: FaultKind, known: Knowledge, language: Language) -> Told:
     )
 
 
+def _item(item: Item, language: Language) -> Told:
+    found = checklists()[item.list]
+    return Told(
+        item.id,
+        item.text.of(language),
+        (
+            ("about", (f"{found.title.of(language)}, {item.number}; {found.about.of(language)}",)),
+            ("decided by", (*item.decides, *item.rules)),
+            ("observable by", (text_of(said(item.mend), language),)),
+            ("source", (found.source,)),
+            ("next", ("align checklist RUN", *(f"align explain {one}" for one in item.rules[:1]))),
+        ),
+        (),
+        {"name": item.id, "checklist": record(item)},
+    )
+
+
+def record(item: Item) -> dict[str, Any]:
+    """An item of a checklist for programs."""
+    return {
+        "id": item.id,
+        "list": item.list,
+        "number": item.number,
+        "en": item.text.en,
+        "zh": item.text.zh,
+        "decided_by": list(item.decides),
+        "rules": list(item.rules),
+        "observable_by": text_of(said(item.mend)),
+        "source": checklists()[item.list].source,
+    }
+
+
 def _group(name: str, layer: int | None, group: Sequence[Kind]) -> Told:
     rows = [(_at(kind, layer), " or ".join(kind.operators), kind.meaning.partition(",")[0]) for kind in group]
     first = rows[0][0] if layer is not None else group[0].name
@@ -257,6 +309,7 @@ def lists() -> dict[str, tuple[str, ...]]:
         "groups": (*groups, "layers"),
         "operators": tuple(_operators()),
         "fits": tuple(faults()),
+        "checklists": tuple(one for one in items() if _ITEMS.fullmatch(one.casefold())),
     }
 
 

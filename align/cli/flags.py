@@ -47,12 +47,31 @@ NoAudit = Annotated[
     bool,
     typer.Option("--no-audit", help="Do not record the KV cache's indices; whether they are right is then not known."),
 ]
+NoFa = Annotated[
+    bool,
+    typer.Option(
+        "--no-fa",
+        help="Do not record the arguments of attention and cache operators; whether they are right is then not known.",
+    ),
+]
 Fresh = Annotated[
     bool,
     typer.Option(
         "--fresh",
         help="Run the case in a fresh engine of each side as well: a run that leaves something behind in an engine is "
         "a finding. Otherwise only a side that does not repeat itself is tried so.",
+    ),
+]
+ReplayRouting = Annotated[
+    str,
+    typer.Option(
+        "--replay-routing",
+        metavar="auto|always|never",
+        help="Models with experts: where a near-tie of a router makes the sides choose different experts, nothing "
+        "behind it can be compared. Then the candidate is recorded once more with the reference's expert ids (the "
+        "weights of these experts are its own), so that all rows are compared. auto: if near-ties hide rows and "
+        "nothing else was found; it costs one more run of the candidate. always: also if something was found. With one "
+        "data-parallel group and without expert parallelism.",
     ),
 ]
 Floor = Annotated[
@@ -78,6 +97,37 @@ Json = Annotated[
 ]
 ResultJson = Annotated[
     bool, typer.Option("--json", help="Print result.json on standard output, and everything else on standard error.")
+]
+Ladder = Annotated[
+    bool,
+    typer.Option(
+        "--ladder",
+        help="Run simpler layouts as well, from the simplest that fits up to the asked one, and say which dimension "
+        "introduces a divergence. By itself when a parallel layout diverges.",
+    ),
+]
+NoLadder = Annotated[bool, typer.Option("--no-ladder", help="Run the asked layout alone, also when it diverges.")]
+Layouts = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="LIST",
+        help='Instead of the ladder\'s table: any layouts, as in "tp1, tp2, tp2 dp2"; the last is the target.',
+    ),
+]
+MinTp = Annotated[
+    int | None,
+    typer.Option(help="Where the ladder begins. Default: the smallest TP whose weights and cache fit the device."),
+]
+DeviceMemory = Annotated[
+    float | None, typer.Option(metavar="GB", help="Memory of one device. Default: what the simulated device claims.")
+]
+Against = Annotated[
+    str,
+    typer.Option(
+        metavar="[SIDE:]LAYOUT",
+        help="The same engine at a simpler layout as reference, as in tp1; self: the simplest that fits. Tells wrong "
+        "parallelism from engines that differ.",
+    ),
 ]
 Only = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Run only this request of the case; may be given again.")

@@ -38,7 +38,7 @@ def golden_command(
 
 
 def calibrate_command(
-    model: Annotated[str, typer.Option(help="Preset (qwen3, smollm2) or a local Hugging Face checkpoint.")] = "qwen3",
+    model: Annotated[str, typer.Option(help="Preset, as of align run, or a local Hugging Face checkpoint.")] = "qwen3",
     dtype: Annotated[str, typer.Option(help="bfloat16 (bf16) or float16 (fp16).")] = "bfloat16",
     tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
     runs: Annotated[

@@ -34,7 +34,7 @@ class Question:
 
 #: Asked unless a case or the option says it (seed 003 step 1: model, hardware, parallel configuration).
 CASE_QUESTIONS = (
-    Question("model", "Model: preset (qwen3, smollm2) or checkpoint directory", default="qwen3"),
+    Question("model", "Model: preset (qwen3, qwen3-moe, qwen2-moe, smollm2) or checkpoint directory", default="qwen3"),
     Question("dtype", "Dtype", ("bfloat16", "float16"), "bfloat16"),
     Question("tp", "Tensor-parallel size", default="1"),
 )

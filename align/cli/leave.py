@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from align.case.schema import Case
+from align.checklists.evaluate import with_checklists
 from align.cli.paired import earlier_of
 from align.errors import UserError
 from align.models.info import ModelInfo
@@ -45,17 +46,16 @@ class Known:
         answers: the user's.
         lang: of the report, beside the English one.
         tensors: whether tensors were to be compared.
-        to_stdout: print the result there; nothing else is printed there then.
         argv: the command as it was typed.
         earlier: directory of the run that this one repeats; ``None`` if it repeats none.
         followed: ids by request that the recording was told to follow.
+        result: what was left last.
     """
 
     device: str
     answers: Answers
     lang: str
     tensors: bool
-    to_stdout: bool = False
     argv: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
     extras: Mapping[str, SideExtras] = field(default_factory=dict)
     case: Case | None = None
@@ -65,6 +65,7 @@ class Known:
     report: Report = field(default_factory=Report)
     earlier: Path | None = None
     followed: Followed | None = None
+    result: Result | None = None
     started: str = field(default_factory=lambda: datetime.now().astimezone().isoformat(timespec="seconds"))
 
     def leave(self, next_step: str) -> Result:
@@ -83,22 +84,34 @@ class Known:
         if self.earlier is not None:
             paired = paired_with(earlier_of(self.earlier), result, Asked(self.followed, self.tensors))
             result = result.model_copy(update={"paired": paired})
-        try:
-            if self.directory is not None:
-                self._write(self.directory, result)
-        finally:
-            if self.to_stdout:
-                sys.stdout.write(text_of(result))
-                sys.stdout.flush()
+        self.result = result = with_checklists(result)
+        if self.directory is not None:
+            self._write(self.directory, result)
         return result
+
+    def tell(self) -> None:
+        """Print the result on standard output; nothing else is printed there then."""
+        if self.result is not None:
+            sys.stdout.write(text_of(self.result))
+            sys.stdout.flush()
 
     def _write(self, directory: RunDirectory, result: Result) -> None:
         if self.case is not None and self.info is not None and self.outcome is not None:
             self.keep_tokens()
             directory.write_json(RUN, run_record(self.case, self.info, self.outcome, self.report, list(self.argv)))
+        self.publish(result)
+
+    def publish(self, result: Result) -> None:
+        """Write the reports and the result anew.
+
+        Raises:
+            UserError: the disk is full or not writable.
+        """
+        assert self.directory is not None
+        self.result = result = with_checklists(result)  # anew: there may be a ladder now
         for lang in dict.fromkeys(("en", self.lang)):
-            directory.write(report_name(lang), render(result, lang))
-        directory.write(RESULT, text_of(result))
+            self.directory.write(report_name(lang), render(result, lang))
+        self.directory.write(RESULT, text_of(result))
 
     def keep_tokens(self) -> None:
         """Write the tokens that are known.

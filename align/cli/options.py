@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import isfinite
@@ -66,30 +67,6 @@ def dtype_of(text: str) -> str:
     raise UserError(
         f"--dtype {text} is not in this version: engines compute in {' or '.join(DTYPES)}, without quantisation",
         f"choose {' or '.join(f'{one} ({alias})' for one, alias in short.items())}, or leave --dtype out",
-    )
-
-
-def refuse_ladder(asked: bool, layout: tuple[int | None, int | None, int | None]) -> None:
-    """``--ladder``, which is not there yet; says the commands that walk it.
-
-    Args:
-        layout: the target's tensor, data and expert parallel sizes; ``None`` means not given.
-
-    Raises:
-        UserError: it was asked for.
-    """
-    if not asked:
-        return
-    tp, dp, ep = (1 if size is None else size for size in layout)
-    # The rungs of the ladder; those that coincide are one.
-    rungs = dict.fromkeys(((1, 1, 1), (tp, 1, 1), (tp, dp, 1), (tp, dp, ep)))
-    commands = []
-    for rung in rungs:
-        more = [f" --{name} {size}" for name, size in zip(("dp", "ep"), rung[1:], strict=True) if size != 1]
-        commands.append(f"align run --tp {rung[0]}{''.join(more)} …")
-    raise UserError(
-        "--ladder is not available in this version",
-        f"walk it by hand, and stop at the first that is not aligned (… are your other options): {', '.join(commands)}",
     )
 
 
@@ -185,14 +162,21 @@ def _set(options: dict[str, Any], name: str, value: str, text: str) -> None:
 def interpreters_for(
     case: Case, device: str, extras: Mapping[str, SideExtras], roles: Iterable[str] = SIDES
 ) -> dict[str, Interpreter]:
-    """Where each side's engine runs, with what must be in its environment before it starts."""
+    """Where each side's engine runs, with what must be in its environment before it starts.
+
+    With expert parallelism the simulated chip is of the generation on which lmdeploy has it, see
+    :data:`align.layout.RULES`; on both sides, so that they stay comparable.
+    """
     found = {}
+    spread = any(one is not None and one.ep > 1 for one in (case.layout, case.reference_layout))
     for role in roles:
         interpreter = resolve(device, getattr(case, role))
         env = dict(interpreter.env)
         chosen = getattr(case.numerics, role)
         if chosen is not None:
             env["ALIGN_SIMNPU_NUMERICS"] = chosen
+        if spread and device == SIMULATED:
+            env["ALIGN_SIMNPU_SOC"] = os.environ.get("ALIGN_SIMNPU_SOC") or "A3"
         for name, value in split_options(extras.get(role, SideExtras()).options).env.items():
             if value is None:
                 env.pop(name, None)

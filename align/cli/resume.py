@@ -9,16 +9,16 @@ from pathlib import Path
 
 from adapters.base import SIDES
 from align.case.schema import load_case
-from align.cli import run
+from align.cli import ladder, run
 from align.cli.errors import note_next
 from align.cli.leave import Known, report_names
 from align.cli.options import extras_of, policy_name
 from align.cli.paired import generated
+from align.cli.report import read_result
 from align.cli.screen import Screen, screen
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
 from align.models.resolve import resolve_model
 from align.report import terminal
-from align.result.facts import NO_ANSWERS
 from align.result.schema import SCHEMA_VERSION
 from align.run.directory import CASE, REQUEST, RESULT, RunDirectory
 from align.run.earlier import earlier_run, last_run, newest_run, note_refusal
@@ -91,6 +91,8 @@ def _take_up(path: Path, settings: ResumeSettings, console: Screen) -> int:
         console.say(f"{path} was refused: {earlier.reason}; it is tried once more")
     with contextlib.closing(RunDirectory.reopen(path)) as directory:
         ended = verdict_on_disk(path / RESULT)
+        if ended is not None and (taken := _climb(path, settings, directory, console)) is not None:
+            return taken
         if ended is not None:
             console.say(f"{path} has ended: {ended['verdict']}")
             if ended.get("schema_version") != SCHEMA_VERSION:
@@ -130,6 +132,31 @@ def _take_up(path: Path, settings: ResumeSettings, console: Screen) -> int:
         return run.execute(replace(again, reopened=directory))
 
 
+def _climb(path: Path, settings: ResumeSettings, directory: RunDirectory, console: Screen) -> int | None:
+    """Go on with the ladder of a run that has its verdict; ``None`` if there is nothing to go on with."""
+    again = replace(settings_of(load_request(path), path, settings), reopened=directory)
+    assert again.case_file is not None
+    known = run.known_of(again)
+    known.answers, known.lang, known.directory = run.answers_in(again), again.lang, directory
+    known.case = load_case(again.case_file)
+    try:
+        known.result = read_result(path / RESULT)
+        if not ladder.pending(again, known.case, known.result):
+            return None
+        known.info = resolve_model(known.case.model, lambda line: None)
+    except UserError:  # of another version, or the model is gone: the verdict is all that can be said
+        return None
+    console.say(f"{path} has its verdict, {known.result.verdict}; the ladder goes on")
+    try:
+        run.climbed(again, known)
+    except (KeyboardInterrupt, SystemExit) as error:
+        note_next(error, f"align resume {path}")
+        raise
+    if settings.json:
+        known.tell()
+    return _exit_code(known.result.verdict)
+
+
 def _checked(path: Path, settings: ResumeSettings, console: Screen) -> tuple[RunRequest, run.RunSettings]:
     """What the run was asked for, if it can still be done. Nothing is changed.
 
@@ -138,8 +165,8 @@ def _checked(path: Path, settings: ResumeSettings, console: Screen) -> tuple[Run
     """
     request = load_request(path)
     request.check_patches()
-    again = _settings(request, path, settings)
-    info = run.check(again, Known(again.device, NO_ANSWERS, "en", again.tensors), console).info
+    again = settings_of(request, path, settings)
+    info = run.check(again, run.known_of(again), console).info
     if info.fingerprint != request.fingerprint:
         raise UserError(
             f"the model {info.name} is not what it was when the run began",
@@ -158,11 +185,22 @@ def _finish(settings: run.RunSettings, judged: Judged, console: Screen) -> int:
     known.extras = extras_of(settings.sets, settings.patches)
     known.case = load_case(settings.case_file)
     known.info = resolve_model(known.case.model, lambda line: None)
-    if judged.error is not None:
-        known.leave_after(judged.error)
-        raise judged.error
-    assert judged.compared is not None
-    compared = judged.compared
+    try:
+        if judged.error is not None:
+            known.leave_after(judged.error)
+            raise judged.error
+        _show(settings, judged, known, console)
+        run.climbed(settings, known)
+    finally:
+        if settings.json:
+            known.tell()
+    return _exit_code(judged.report.verdict)
+
+
+def _show(settings: run.RunSettings, judged: Judged, known: Known, console: Screen) -> None:
+    """What was left is the summary of the run."""
+    assert judged.compared is not None and settings.reopened is not None
+    compared, directory = judged.compared, settings.reopened
     next_step = terminal.next_step(judged.report, f"CASE={settings.case_file}")
     paired = known.leave(next_step).paired
     if settings.quiet and not settings.json:
@@ -172,14 +210,13 @@ def _finish(settings: run.RunSettings, judged: Judged, console: Screen) -> int:
             console, compared.engines, judged.report, compared.simulated, compared.generated, settings.verbose, paired
         )
         console.say(f"run directory: {directory.path} ({', '.join((*report_names(known.lang), RESULT))})")
-    return _exit_code(judged.report.verdict)
 
 
 def _exit_code(verdict: str) -> int:
     return EXIT_ALIGNED if verdict == "aligned" else EXIT_DIVERGED
 
 
-def _settings(request: RunRequest, path: Path, asked: ResumeSettings | ReplaySettings) -> run.RunSettings:
+def settings_of(request: RunRequest, path: Path, asked: ResumeSettings | ReplaySettings) -> run.RunSettings:
     """The options of the run as it was asked for."""
     return run.RunSettings(
         model=None,
@@ -221,7 +258,13 @@ def _settings(request: RunRequest, path: Path, asked: ResumeSettings | ReplaySet
         accuse=request.accuse,
         lean=request.lean,
         audit=request.audit,
+        fa=request.fa,
         fresh=request.fresh,
+        routing=request.routing,
+        ladder=request.ladder,
+        layouts=request.layouts,
+        min_tp=request.min_tp,
+        device_memory=request.device_memory,
     )
 
 
@@ -235,7 +278,7 @@ def replay(settings: ReplaySettings) -> int:
     if settings.along not in SIDES:
         raise UserError(f"--along {settings.along} is no side", f"choose one of {', '.join(SIDES)}")
     request = load_request(path)
-    base = _settings(request, path, settings)
+    base = settings_of(request, path, settings)
     return run.execute(
         replace(
             base,
@@ -250,5 +293,6 @@ def replay(settings: ReplaySettings) -> int:
             command=None,
             along=generated(path, settings.along),
             earlier=str(path),
+            ladder="never",
         )
     )

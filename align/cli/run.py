@@ -13,11 +13,12 @@ from typing import Any
 from pydantic import ValidationError
 from rich.console import Console
 
-from align.calibrate.choose import AUTO, choose_floor
+from align.calibrate.choose import choose_floor
 from align.case.build import NewCase, new_case
 from align.case.prompts import EncodedPrompt
-from align.case.schema import Batch, Decoding, Numerics, explain
+from align.case.schema import Batch, Case, Decoding, Numerics, explain
 from align.checkpoints.table import Structure
+from align.cli import ladder
 from align.cli.errors import note_next
 from align.cli.interview import answers_of, ask_on_terminal, interview, is_terminal
 from align.cli.leave import Known, report_names
@@ -32,9 +33,9 @@ from align.cli.options import (
     interpreters_for,
     numerics_of,
     policy_name,
-    refuse_ladder,
 )
 from align.cli.screen import screen
+from align.cli.settings import RunSettings as RunSettings
 from align.conditions import require_names
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
 from align.layout import Layout
@@ -53,6 +54,7 @@ from align.run.plan import SIMULATED, check_device, check_launchable, generation
 from align.run.recording import check_lean
 from align.run.report import Report
 from align.run.request import RunRequest, digests, patch_files
+from align.run.routing import routing_mode
 from align.run.session import Session
 from align.run.side import Limits
 from align.walk.transplant import accusation_of
@@ -61,64 +63,6 @@ from envs.profiles import PYTHON_VARIABLES
 
 DEFAULT_MODEL = "qwen3"
 REPLAY_MODES = ("auto", "always", "never")
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """The options of ``align run``; ``None`` means not given."""
-
-    model: str | None
-    prompts: Path | None
-    case_file: Path | None
-    device: str
-    dtype: str | None
-    layout: tuple[int | None, int | None, int | None]
-    max_new_tokens: int | None
-    block_size: int | None
-    numerics: tuple[str, ...]
-    sets: tuple[str, ...]
-    patches: tuple[str, ...]
-    allow: tuple[str, ...]
-    policy: str
-    min_coverage: float
-    tensors: bool
-    capture: tuple[str, ...]
-    values_budget: int | None
-    replay: str
-    out: Path | None
-    launch_timeout: float
-    step_timeout: float
-    quiet: bool
-    verbose: bool
-    symptom: str | None = None
-    onset: str | None = None
-    batching: str | None = None
-    stage: str | None = None
-    baseline: str | None = None
-    interactive: bool = False
-    lang: str = "en"
-    json: bool = False
-    only: tuple[str, ...] = ()
-    dry: bool = False
-    ladder: bool = False
-    #: Instead of a new directory: that of a run which is taken up again.
-    #: It is cleared once nothing can be refused any more.
-    reopened: RunDirectory | None = None
-    #: As it was typed, where it is not this process's own.
-    command: tuple[str, ...] | None = None
-    #: Whether the user named the model and the layout, where the options do not tell.
-    named: tuple[bool, bool] | None = None
-    floor: str = AUTO
-    #: Ids by request that the recording follows.
-    along: Mapping[str, tuple[int, ...]] | None = None
-    #: Directory of the run that this one repeats.
-    earlier: str = ""
-    #: Transplants: at the headline, and where the user accuses somebody (``SIDE:CHECKPOINT``).
-    confirm: bool = True
-    accuse: tuple[str, ...] = ()
-    lean: bool = False
-    audit: bool = True
-    fresh: bool = False
 
 
 def execute(settings: RunSettings) -> int:
@@ -130,24 +74,65 @@ def execute(settings: RunSettings) -> int:
     if settings.dry:
         return _dry(settings)
     known = known_of(settings)
+    failure: UserError | None = None
     try:
-        settings = _asked(settings)
-        known.answers, known.lang = answers_in(settings), language(settings.lang)
-        report = _run(settings, known)
+        try:
+            settings = _against(_asked(settings), known)
+            known.answers, known.lang = answers_in(settings), language(settings.lang)
+            _run(settings, known)
+        except BaseException as error:
+            refused = known.directory is None
+            if refused and isinstance(error, UserError) and ladder.goes_on_without_target(settings, known, _passes):
+                _open(settings, known)
+            known.leave_after(error)
+            if known.directory is None or not isinstance(error, UserError):
+                raise
+            failure = error
+        climbed(settings, known, failure is not None)
+        if failure is not None:
+            raise failure
     except BaseException as error:
-        known.leave_after(error)
-        if known.directory is not None and not isinstance(error, Exception):
+        if known.directory is not None and not isinstance(error, Exception) and not settings.rung:
             note_next(error, f"align resume {known.directory.path}")
         raise
     finally:
+        if settings.json and not settings.rung:
+            known.tell()
         if known.directory is not None:
             known.directory.close()
-    return EXIT_ALIGNED if report.verdict == "aligned" else EXIT_DIVERGED
+    return EXIT_ALIGNED if known.report.verdict == "aligned" else EXIT_DIVERGED
+
+
+def climbed(settings: RunSettings, known: Known, failed: bool = False) -> None:
+    """Walk the ladder, where the run asks for it; the result in the directory is the whole then."""
+    if known.result is None or known.case is None or known.info is None or known.directory is None:
+        return
+    if ladder.wanted(settings, known.case, known.result, failed):
+        console = screen(settings.quiet, settings.json)
+        known.result = ladder.climb(settings, known, console, execute)
+
+
+def _passes(settings: RunSettings, case: Case) -> bool:
+    """Whether a rung would be run at all."""
+    again = replace(settings, case=case, case_file=None, ladder="never", only=())
+    try:
+        check(again, known_of(again), screen(True))
+    except UserError:
+        return False
+    return True
+
+
+def _against(settings: RunSettings, known: Known) -> RunSettings:
+    """``--against``: the case becomes that of one engine against itself."""
+    if not settings.against:
+        return settings
+    info, made = _asked_case(settings, screen(settings.quiet or settings.rung, settings.json))
+    return ladder.against(settings, info, made.case, answers_in(settings))
 
 
 def known_of(settings: RunSettings) -> Known:
     """What is known before anything was asked or looked at."""
-    known = Known(settings.device, NO_ANSWERS, "en", settings.tensors, settings.json, command_of(settings))
+    known = Known(settings.device, NO_ANSWERS, "en", settings.tensors, command_of(settings))
     known.earlier, known.followed = Path(settings.earlier) if settings.earlier else None, settings.along
     return known
 
@@ -161,7 +146,8 @@ def _dry(settings: RunSettings) -> int:
     from align.cli.dry import show
 
     console = screen(settings.quiet, settings.json)
-    found = check(settings, Known(settings.device, NO_ANSWERS, "en", settings.tensors), console)
+    settings = _against(settings, known_of(settings))
+    found = check(settings, known_of(settings), console)
     prompts.show_prompts(console, found.made.prompts, settings.verbose)
     return show(console, found.made.case, found.info, found.structure, found.wishes)
 
@@ -195,6 +181,7 @@ def check(settings: RunSettings, known: Known, console: Console) -> Checked:
     info, made = _asked_case(settings, console)
     case = made.case
     known.case, known.info = case, info
+    ladder.check(settings, case, info)
     check_launchable(case)
     check_device(case, info, settings.device)
     choose_floor(settings.floor, {"dtype": case.dtype})  # that there is one is said before the engines start
@@ -208,7 +195,7 @@ def check(settings: RunSettings, known: Known, console: Console) -> Checked:
 
 def _asked_case(settings: RunSettings, console: Console) -> tuple[ModelInfo, NewCase]:
     """The case, with the requests that are wanted of it."""
-    refuse_ladder(settings.ladder, settings.layout)
+    settings = ladder.with_target(settings)
     numerics = numerics_of(settings.numerics, settings.device)
     info, made = _case(settings, numerics, lambda line: console.print(line, highlight=False))
     if settings.only:
@@ -254,24 +241,21 @@ def _run(settings: RunSettings, known: Known) -> Report:
         for variable in PYTHON_VARIABLES.values():
             if os.environ.get(variable):
                 console.print(f"[yellow]{variable} is not used on the simulated NPU; add DEVICE=ascend[/yellow]")
-    label = re.sub(r"[^A-Za-z0-9._-]+", "-", info.name)
-    directory = settings.reopened or RunDirectory(settings.out, align_home() / "runs", label)
-    if settings.reopened is not None:
-        directory.clear((CASE, REQUEST))
-    known.directory = directory
-    directory.write(CASE, case.to_text())
-    directory.write(REQUEST, _request(settings, info, known).to_text())
-    prompts.show_prompts(console, made.prompts, settings.verbose)
+    directory = _open(settings, known)
+    if not settings.rung:
+        prompts.show_prompts(console, made.prompts, settings.verbose)
     limits = Limits(launch=settings.launch_timeout, step=settings.step_timeout)
     engines = {role: interpreter.engine for role, interpreter in interpreters.items()}
     with LiveProgress(console, engines, settings.quiet, expected_steps(case)) as watcher:
-        session = Session(case, info, interpreters, directory.path, limits, watcher, extras, audit=settings.audit)
+        session = Session(
+            case, info, interpreters, directory.path, limits, watcher, extras, audit=settings.audit, fa=settings.fa
+        )
         flow = Flow(session, case, info, wishes, known.keep_tokens)
         known.outcome, known.report = session.outcome, flow.report
         report = flow.run()
     next_step = terminal.next_step(report, "CASE=RUN/case.json")
     paired = known.leave(next_step).paired
-    if settings.quiet and settings.json:
+    if settings.rung or (settings.quiet and settings.json):
         return report
     if settings.quiet:
         simulated = settings.device == SIMULATED
@@ -282,6 +266,23 @@ def _run(settings: RunSettings, known: Known) -> Report:
             console, case, info, session.outcome, report, directory.path, settings.verbose, names, paired
         )
     return report
+
+
+def _open(settings: RunSettings, known: Known) -> RunDirectory:
+    """The run's directory, with its case and what it was asked for.
+
+    Raises:
+        UserError: it holds something, or cannot be written.
+    """
+    assert known.case is not None and known.info is not None, "check() comes first"
+    label = re.sub(r"[^A-Za-z0-9._-]+", "-", known.info.name)
+    directory = settings.reopened or RunDirectory(settings.out, align_home() / "runs", label)
+    if settings.reopened is not None:
+        directory.clear((CASE, REQUEST, ladder.LADDER))
+    known.directory = directory
+    directory.write(CASE, known.case.to_text())
+    directory.write(REQUEST, _request(settings, known.info, known).to_text())
+    return directory
 
 
 # --------------------------------------------------------------------------------------------------- from options
@@ -318,6 +319,7 @@ def _wishes(settings: RunSettings) -> Wishes:
         accusations=tuple(map(accusation_of, settings.accuse)),
         lean=settings.lean,
         fresh=settings.fresh,
+        routing=routing_mode(settings.routing),
     )
 
 
@@ -338,6 +340,8 @@ def _request(settings: RunSettings, info: ModelInfo, known: Known) -> RunRequest
 
 
 def _case(settings: RunSettings, numerics: Numerics, say: Callable[[str], None]) -> tuple[ModelInfo, NewCase]:
+    if settings.case is not None:
+        return _given_case(settings.case, say)
     if settings.case_file is not None:
         given = {
             "--model": settings.model,
@@ -356,17 +360,7 @@ def _case(settings: RunSettings, numerics: Numerics, say: Callable[[str], None])
                 f"--case already decides what {', '.join(clashing)} would",
                 f"leave {'them' if len(clashing) > 1 else 'it'} out, or edit a copy of {settings.case_file}",
             )
-        case = case_in(settings.case_file)
-        info = resolve_model(case.model, say)
-        case.check(info)
-        prompts = tuple(
-            EncodedPrompt(
-                name=request.name, token_ids=request.token_ids, source="case", rendered=request.text,
-                arrival=request.arrival, dp_rank=request.dp_rank,
-            )
-            for request in case.requests
-        )  # fmt: skip
-        return info, NewCase(case, prompts)
+        return _given_case(case_in(settings.case_file), say)
     info = resolve_model(DEFAULT_MODEL if settings.model is None else settings.model, say)
     try:
         layout = Layout(*(1 if value is None else value for value in settings.layout))
@@ -383,3 +377,16 @@ def _case(settings: RunSettings, numerics: Numerics, say: Callable[[str], None])
         info, prompts_file=settings.prompts, layout=layout, decoding=decoding, batch=batch, numerics=numerics, **extra
     )
     return info, made
+
+
+def _given_case(case: Case, say: Callable[[str], None]) -> tuple[ModelInfo, NewCase]:
+    info = resolve_model(case.model, say)
+    case.check(info)
+    prompts = tuple(
+        EncodedPrompt(
+            name=request.name, token_ids=request.token_ids, source="case", rendered=request.text,
+            arrival=request.arrival, dp_rank=request.dp_rank,
+        )
+        for request in case.requests
+    )  # fmt: skip
+    return info, NewCase(case, prompts)

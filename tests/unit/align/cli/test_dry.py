@@ -37,9 +37,9 @@ def test_it_says_what_it_takes(align: Callable[..., Any], checkpoint: Path, tmp_
 
 
 def test_it_refuses_what_a_run_refuses(align: Callable[..., Any], checkpoint: Path) -> None:
-    code, _, err = align("--model", str(checkpoint), "--dry-run", "--dp", "2")
+    code, _, err = align("--model", str(checkpoint), "--dry-run", "--tp", "3")
     assert code == 2
-    assert "is not launched by this version" in err
+    assert "tp must divide" in err
 
 
 def test_an_8b_model() -> None:

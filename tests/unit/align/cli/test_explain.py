@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from align.checklists.table import items
 from align.checkpoints.table import kinds
 from align.cli import explain, explain_names, main
 from align.compare.residual import ResidualPolicy
@@ -79,7 +80,7 @@ def test_without_a_word_everything_is_listed(align: Callable[..., tuple[int, str
     assert head.split() == ["path", "name", "what", "it", "is"]
     count = len(knowledge().entries)
     rows = [re.split(" {2,}", line) for line in lines[:count]]
-    legend, checkpoints, groups, operators, errors = lines[count:]
+    legend, checkpoints, groups, operators, errors, listed = lines[count:]
     assert legend.startswith("path: A KV-cache indices, B operator precision, C ")
     assert all(name in legend for name in PATHS.values())
     assert checkpoints == "checkpoints: " + ", ".join(
@@ -88,6 +89,7 @@ def test_without_a_word_everything_is_listed(align: Callable[..., tuple[int, str
     assert groups == "groups of checkpoints: attn, mlp, moe, layers"
     assert "rms_norm" in operators.removeprefix("operators: ").split(", ")
     assert errors.removeprefix("errors that are fitted: ").split(", ") == list(faults())
+    assert listed == "items of checklists: " + ", ".join(one for one in items() if one not in knowledge().entries)
     assert [row[1] for row in rows] == list(knowledge().entries)
     assert {path for row in rows for path in row[0].split(",")} == set(PATHS)
     assert all(len(row) == 3 and row[2] for row in rows)

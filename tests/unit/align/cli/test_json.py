@@ -205,21 +205,3 @@ def test_without_the_option_nothing_of_it(align: Align) -> None:
     assert align("taps", "vllm", "--nope")[1] == ""
     assert not asked_in(["align", "explain", "--", "--json"])
     assert asked_in(["align", "explain", "--json", "--", "x"])
-
-
-def test_the_ladder_is_refused_with_the_commands_that_walk_it(align: Align, tmp_path: Path) -> None:
-    given = ("run", "--tp", "4", "--dp", "2", "--ep", "8", "--ladder", "--json", "--out", str(tmp_path / "run"))
-    code, out, err = align(*given)
-    found = Result.model_validate_json(out)
-    assert (code, found.verdict) == (2, "not comparable")
-    assert found.reason == "--ladder is not available in this version"
-    commands = [part.strip() for part in found.next.partition("): ")[2].split(",")]
-    assert commands == [
-        "align run --tp 1 …",
-        "align run --tp 4 …",
-        "align run --tp 4 --dp 2 …",
-        "align run --tp 4 --dp 2 --ep 8 …",
-    ]
-    assert not (tmp_path / "run").exists()
-    err = align("run", "--tp", "2", "--ladder")[2]
-    assert err.splitlines()[-1].endswith(": align run --tp 1 …, align run --tp 2 …"), "rungs that coincide are one"

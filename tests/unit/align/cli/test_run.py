@@ -58,9 +58,10 @@ class FakeSession:
         watcher: Any,
         extras: Any,
         audit: bool = True,
+        fa: bool = True,
     ) -> None:
         self.case, self.interpreters, self.directory, self.limits = case, interpreters, directory, limits
-        self.extras, self.roles, self.audit = extras, tuple(interpreters), audit
+        self.extras, self.roles, self.audit, self.fa = extras, tuple(interpreters), audit, fa
         self.directories = {role: directory / role for role in interpreters}
         self.outcome = Outcome({role: SideOutcome(interpreters[role].engine) for role in interpreters})
         self.stages: list[str] = []
@@ -169,7 +170,7 @@ REFUSALS: list[tuple[list[str], str, str]] = [
     (["--tp", "0"], "tp must be a positive integer", "--tp"),
     (["--tp", "-2"], "tp must be a positive integer", "--tp"),
     (["--tp", "3"], "tp must divide num_attention_heads (4)", "valid tp: 1, 2, 4"),
-    (["--dp", "2"], "is not launched by this version", "use dp 1"),
+    (["--dp", "2", "--ep", "2"], "ep must be 1 for a model without experts", "valid ep: 1"),
     (["--dp", "0"], "dp must be a positive integer", "--dp"),
     (["--ep", "5"], "ep must be 1", "--ep"),
     (["--dtype", "float8"], "in bfloat16 or float16", "choose bfloat16 (bf16) or float16 (fp16)"),
@@ -436,8 +437,10 @@ def test_options_of_one_side_reach_that_side(align: Callable[..., Any], checkpoi
 def test_the_indices_are_recorded_unless_told_otherwise(
     align: Callable[..., Any], checkpoint: Path, tmp_path: Path
 ) -> None:
-    for number, more in enumerate(((), ("--no-audit",))):
+    for number, more in enumerate(((), ("--no-audit",), ("--no-fa",))):
         out = tmp_path / f"out{number}"
         assert align(*TOKENS, "--model", str(checkpoint), "--out", str(out), *more)[0] == 0
-        assert FakeSession.made[-1].audit is not bool(more)
-        assert load_request(out).audit is not bool(more)
+        assert FakeSession.made[-1].audit is ("--no-audit" not in more)
+        assert FakeSession.made[-1].fa is ("--no-fa" not in more)
+        assert load_request(out).audit is ("--no-audit" not in more)
+        assert load_request(out).fa is ("--no-fa" not in more)
