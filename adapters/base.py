@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from adapters.mistakes import Mistake
+
 #: Sides of a comparison; any engine may take either role.
 SIDES = ("candidate", "reference")
 
@@ -41,6 +43,11 @@ class EngineSpec:
         options: what overrides the settings above, see :func:`split_options`.
         patches: files that run in every worker of this side, see :mod:`adapters.probe.patch`.
         audit: record every index into the cache, in every run, see :mod:`align.ledger`.
+        fa: record the arguments of every attention and cache operator, in every run, see :mod:`align.fa`.
+        collectives: record every collective of every rank, and stop at ranks that do not make the same one, see
+            :mod:`align.collectives`; nothing is done where there is one rank.
+        dp_rank: the data-parallel group that this engine serves; its global ranks are ``dp_rank * tp`` and the next.
+        master_port: of 127.0.0.1, free, where the engines of several groups find each other; 0 for one group.
     """
 
     engine: str
@@ -62,6 +69,15 @@ class EngineSpec:
     options: dict[str, Any] = field(default_factory=dict)
     patches: tuple[str, ...] = ()
     audit: bool = True
+    fa: bool = True
+    collectives: bool = True
+    dp_rank: int = 0
+    master_port: int = 0
+
+    @property
+    def ranks(self) -> range:
+        """Global ranks of this engine's workers."""
+        return range(self.dp_rank * self.tp, (self.dp_rank + 1) * self.tp)
 
 
 @dataclass(frozen=True)
@@ -192,6 +208,9 @@ class StepRecord:
         forced: ``{request: id}`` of the ids forced after this step.
         rank: global rank of the worker.
         dummy: a forward without requests (profile run, warm-up, idle data-parallel rank).
+        tokens: that a dummy computes; 0 where it was not seen, and of real steps.
+        cycle: of engines whose groups run in lockstep: which of the run's common forwards it was; ``None`` elsewhere.
+        mode: ``prefill`` or ``decode``, as the engine ran the forward; empty where the engine has no such mode.
     """
 
     step: int
@@ -200,15 +219,28 @@ class StepRecord:
     forced: dict[str, int]
     rank: int = 0
     dummy: bool = False
+    tokens: int = 0
+    cycle: int | None = None
+    mode: str = ""
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """Outcome of one ``generate`` or ``replay``: generations in request order and the real steps of every rank."""
+    """Outcome of one ``generate`` or ``replay``.
+
+    Attributes:
+        generations: in request order.
+        steps: the real steps of every rank.
+        seconds: from the first submission to the last answer.
+        run: its number within the launch, from 1.
+        dummies: forwards without requests that ranks made meanwhile.
+    """
 
     generations: tuple[Generation, ...]
     steps: tuple[StepRecord, ...]
     seconds: float
+    run: int = 0
+    dummies: tuple[StepRecord, ...] = ()
 
 
 #: Value of a setting that this engine does not have at all.
@@ -255,6 +287,14 @@ class Adapter(ABC):
     @abstractmethod
     def replay(self, requests: Sequence[Request], top_k: int) -> RunResult:
         """Generate in the true decode phase while each token is replaced by the request's ``forced`` id."""
+
+    def repatch(self, files: Sequence[str]) -> None:
+        """Put other patches in the place of those that the engine was launched with.
+
+        Raises:
+            Mistake: this engine cannot, or a patch fails.
+        """
+        raise Mistake("its patches cannot be changed while it lives", "launch it again with the others")
 
     @abstractmethod
     def close(self) -> None:

@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 
 from adapters.base import Adapter, EngineSpec, Observation, Request, RunResult
 from adapters.mistakes import Mistake
+from adapters.probe.births import announced
 from adapters.probe.spec import CaptureSpec
 
 #: Engine name → ``module:class`` of its adapter.
@@ -131,7 +132,7 @@ class EngineHost:
     def _progress(self, stage: str, detail: str = "") -> None:
         text = json.dumps({"stage": stage, "detail": detail, "time": time.time()})
         with self._lock:  # any thread may report
-            temporary = self._dir / "progress.json.tmp"
+            temporary = self._dir / f"progress.json.{os.getpid()}.tmp"
             temporary.write_text(text, encoding="utf-8")
             os.replace(temporary, self._dir / "progress.json")
         print(f"[align] {stage} {detail}", flush=True)
@@ -158,7 +159,8 @@ class EngineHost:
         npu = sys.modules.get("torch_npu")
         return Launched(
             pid=os.getpid(),
-            workers=tuple(_children(os.getpid())),
+            # Those of Ray are nobody's children here.
+            workers=tuple(dict.fromkeys((*_children(os.getpid()), *announced(self._dir).values()))),
             python=sys.executable,
             python_version=platform.python_version(),
             versions=versions,
@@ -184,6 +186,10 @@ class EngineHost:
         more = () if capture is None else (capture,)
         result: RunResult = getattr(self._adapter, method)(requests, top_k, *more)
         return result
+
+    def repatch(self, files: Sequence[str]) -> Failure | None:
+        """Other patches for the engine that lives, see :meth:`adapters.base.Adapter.repatch`."""
+        return self._guarded(lambda: self._adapter.repatch(files))
 
     def close(self) -> Failure | None:
         return self._guarded(self._adapter.close)

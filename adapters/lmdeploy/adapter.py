@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from adapters.base import NO_SUCH_MODE, SAMPLING_PREFIX, EngineSpec, Observation, Progress, Request, split_options
+from adapters.lmdeploy.defaults import engine_defaults
 from adapters.lmdeploy.gate import Gate
+from adapters.lmdeploy.lockstep import read_due
+from adapters.lmdeploy.workers import keep_connected, require_cluster
 from adapters.mistakes import require_options
 from adapters.probe.adapter import ProbedAdapter, simulated_numerics
 from adapters.probe.live import worker_observations
@@ -24,8 +27,6 @@ from adapters.probe.live import worker_observations
 _SESSIONS_PER_RUN = 10_000
 #: Modes of vLLM, and how they would be called here; lmdeploy 0.12.2 has neither.
 _VLLM_MODES = {"chunked_prefill": "enable_chunked_prefill", "async_scheduling": "async_scheduling"}
-#: lmdeploy refuses fewer blocks.
-_MIN_BLOCKS = 16
 
 
 class LmdeployAdapter(ProbedAdapter):
@@ -37,20 +38,17 @@ class LmdeployAdapter(ProbedAdapter):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._gate = Gate()
         self._sampling: dict[str, Any] = {}
-        self._ranks = 1
 
     # ------------------------------------------------------------------------------------------------- launch
 
     def _build(self, spec: EngineSpec, progress: Progress) -> None:
-        if spec.dp != 1 or spec.ep != 1:
-            raise ValueError(
-                f"lmdeploy: layout tp{spec.tp} dp{spec.dp} ep{spec.ep} is not launched by this version; "
-                "use dp 1 and ep 1"
-            )
         options = split_options(spec.options)
         os.environ.setdefault("LMDEPLOY_SKIP_WARMUP", "1")
+        if spec.dp > 1:
+            os.environ["LMDEPLOY_DP_MASTER_ADDR"] = "127.0.0.1"
+            os.environ["LMDEPLOY_DP_MASTER_PORT"] = str(spec.master_port)
         options.export()
-        self._sampling, self._ranks = options.sampling, spec.tp
+        self._sampling = options.sampling
         progress("import", "lmdeploy and dlinfer")
         from lmdeploy.messages import GenerationConfig, PytorchEngineConfig
 
@@ -65,32 +63,21 @@ class LmdeployAdapter(ProbedAdapter):
         from lmdeploy.pytorch.engine.inputs_maker import InputsMakerAsync
 
         self._gate.hold = spec.hold_arrivals
+        if spec.dp > 1 and spec.hold_arrivals:
+            self._gate.due = lambda: read_due(self._probe_dir, spec.ranks[0], self._generation)
         for method in ("send_next_inputs", "prefetch_next_inputs"):
             setattr(InputsMakerAsync, method, self._gate.wrap(getattr(InputsMakerAsync, method)))
-        config = PytorchEngineConfig(**{**self._defaults(spec), **options.engine})
-        progress("build", f"{Path(spec.model_path).name} in {spec.dtype}, tp {spec.tp}")
+        config = PytorchEngineConfig(**{**engine_defaults(spec), **options.engine})
+        if config.distributed_executor_backend == "ray":
+            require_cluster(spec)
+        groups = "" if spec.dp == 1 else f", dp {spec.dp} rank {spec.dp_rank}"
+        progress("build", f"{Path(spec.model_path).name} in {spec.dtype}, tp {spec.tp}{groups}")
         # The multi-process executor installs signal handlers, which Python allows in the main thread only.
         self._engine = Engine.from_pretrained(spec.model_path, engine_config=config)
+        if config.distributed_executor_backend == "ray":
+            keep_connected(self._engine.executor)
         self._start_loop()
         self._call(self._start_engine())
-
-    @staticmethod
-    def _defaults(spec: EngineSpec) -> dict[str, Any]:
-        return {
-            "dtype": spec.dtype,
-            "tp": spec.tp,
-            "device_type": "ascend",
-            "eager_mode": True,
-            "session_len": spec.max_model_len,
-            # Prefill is chosen while fewer than half of the batch slots run: room for a whole group twice over.
-            "max_batch_size": 4 * spec.max_batch,
-            "block_size": spec.block_size,
-            "num_gpu_blocks": max(_MIN_BLOCKS, spec.num_blocks),
-            "max_prefill_token_num": spec.max_prefill_tokens,
-            "enable_prefix_caching": False,
-            "enable_metrics": False,
-            "distributed_executor_backend": "uni" if spec.tp == 1 else "mp",
-        }
 
     async def _start_engine(self) -> None:
         self._engine.start_loop()
@@ -123,6 +110,8 @@ class LmdeployAdapter(ProbedAdapter):
             Observation("dtype", str(engine.model_config.dtype).removeprefix("torch."), "model_config.dtype"),
             Observation("tp", engine.dist_config.attn_tp, "dist_config.attn_tp"),
             Observation("dp", engine.dist_config.dp, "dist_config.dp"),
+            Observation("dp_rank", engine.dist_config.dp_rank, "dist_config.dp_rank"),
+            Observation("mlp_tp", engine.dist_config.mlp_tp, "dist_config.mlp_tp"),
             Observation("ep", engine.dist_config.ep, "dist_config.ep"),
             Observation("block_size", cache.block_size, "cache_config.block_size"),
             Observation("num_blocks", cache.num_gpu_blocks, "cache_config.num_gpu_blocks"),
@@ -172,7 +161,7 @@ class LmdeployAdapter(ProbedAdapter):
             if running:
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             else:
-                self._gate.release_next()
+                await self._gate.next_arrival()
         return {keys[key].name: task.result() for key, task in tasks.items()}
 
     async def _stream(self, session: int, request: Request) -> list[int]:

@@ -21,6 +21,8 @@ class Gate:
     def __init__(self) -> None:
         #: Wait until all due requests are known; off, the engine admits them as it pleases.
         self.hold = True
+        #: Where groups step together: the common forward for which this group's workers wait for requests.
+        self.due: Callable[[], int] | None = None
         self._step = 0
         self._due: list[str] = []
         self._waiting: list[tuple[int, str]] = []
@@ -30,11 +32,17 @@ class Gate:
     def arm(
         self, arrivals: Iterable[tuple[int, str]], submit: Callable[[str], None], known: Callable[[str], bool]
     ) -> None:
-        """Begin a run. The first group is submitted at once, because an idle engine asks for nothing."""
+        """Begin a run. The first group is submitted at once, because an idle engine asks for nothing.
+
+        Where groups step together nothing is, before this group's workers say that the run has begun.
+        """
         self._step, self._due = 0, []
         self._waiting = sorted(arrivals)
         self._submit, self._known = submit, known
-        self.release_next()
+        if self.due is None:
+            self.release_next()
+        else:
+            self._step = -1
 
     def _release(self, step: int) -> list[str]:
         due = [key for arrival, key in self._waiting if arrival <= step]
@@ -50,6 +58,17 @@ class Gate:
             # Later arrivals keep their distance to this one, as they do in an engine that is stepped from outside.
             self._step = max(self._step, self._waiting[0][0])
             self._due = self._release(self._step)
+
+    async def next_arrival(self) -> None:
+        """The engine ran dry: release the next arrival, as soon as the other groups have come as far."""
+        if self.due is None:
+            self.release_next()
+            return
+        assert self._waiting, "a run that is not over has a request that waits"
+        while self.due() < self._waiting[0][0]:
+            await asyncio.sleep(_POLL_SECONDS)
+        self._step = max(self._step, self.due())
+        self._due = self._release(self._step)
 
     async def _admit(self) -> None:
         if self._submit is None or self._known is None:

@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from adapters.lmdeploy import observe, receiver
+from adapters.lmdeploy import experts, lockstep, observe, receiver
+from adapters.probe.births import told
 from adapters.probe.launch import SIMULATED, probe_dir, read_launch
 from adapters.probe.live import OncePerRun, write_facts, write_live
-from adapters.probe.steplog import process_log
+from adapters.probe.steplog import StepLog, process_log
 from adapters.probe.worker import Worker
 
 
@@ -50,7 +51,8 @@ def _wrap_step(original: Any) -> Any:
         _state.sampling = kwargs.get("sampling_inputs")
         _state.sessions = _session_keys(_state.sampling)
         try:
-            return await original(self, *args, **kwargs)
+            with told(self.rank, "step"):
+                return await original(self, *args, **kwargs)
         except Exception:
             # The worker's task keeps its exception to itself, and the engine then waits for ever.
             traceback.print_exc()
@@ -60,20 +62,33 @@ def _wrap_step(original: Any) -> Any:
     return step
 
 
+def _log(agent: Any) -> StepLog:
+    found = process_log(agent.rank, agent.dist_config.dp_rank)
+    assert found is not None
+    return found
+
+
 def _wrap_forward(original: Any) -> Any:
     @functools.wraps(original)
     async def forward(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        log = process_log(self.rank)
-        assert log is not None
+        log, together = _log(self), lockstep.of_agent(self)
+        about: dict[str, Any] = {}
+        if self.dist_config.dp > 1:  # one prefill makes the forward of all ranks a prefill
+            about = {"mode": "decode" if inputs.is_decoding else "prefill"}
+        if together is not None:
+            about["cycle"] = together.cycle
         if inputs.is_dummy or _state.sessions is None:
-            log.dummy()
+            log.dummy(int(inputs.input_ids.numel()), idle=self.dist_config.dp > 1, **about)
         else:
-            log.step(zip(_state.sessions, inputs.history_lengths.tolist(), inputs.seq_length.tolist(), strict=True))
+            rows = zip(_state.sessions, inputs.history_lengths.tolist(), inputs.seq_length.tolist(), strict=True)
+            log.step(rows, **about)
             if _state.runs.first(log.generation):
                 write_facts(probe_dir(), "sampling", self.rank, observe.sampling_facts(_state.sampling))
         result = await original(self, inputs, *args, **kwargs)
         # The logits are part of the result, on every rank.
         log.end_step()
+        if together is not None:
+            together.computed()
         return result
 
     return forward
@@ -112,7 +127,8 @@ def _wrap_warmup(original: Any) -> Any:
     def warmup(self: Any, *args: Any, **kwargs: Any) -> Any:
         _state.warming = True
         try:
-            result = original(self, *args, **kwargs)
+            with told(self.rank):
+                result = original(self, *args, **kwargs)
         finally:
             _state.warming = False
         write_live(
@@ -126,10 +142,10 @@ def _wrap_warmup(original: Any) -> Any:
 def _wrap_forward_impl(original: Any) -> Any:
     @functools.wraps(original)
     def forward_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
-        log = process_log(self.rank)
-        if _state.warming and log is not None:
+        log = _log(self)
+        if _state.warming:
             log.dummy()
-        with nullcontext() if log is None else log.watching():
+        with log.watching():
             return original(self, *args, **kwargs)
 
     return forward_impl
@@ -157,12 +173,14 @@ def _wrap_build_model(original: Any) -> Any:
     @functools.wraps(original)
     def build_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         group = self.dist_ctx.attn_tp_group
-        self._align_worker = Worker("lmdeploy", self.rank, 0 if group is None else group.rank)
-        self._align_worker.before_build()
-        _unblock_receiver()
-        result = original(self, *args, **kwargs)
-        with self.all_context():
-            self._align_worker.after_load(self.patched_model)
+        self._align_worker = Worker("lmdeploy", self.rank, 0 if group is None else group.rank, self.dist_config.dp_rank)
+        with told(self.rank):
+            self._align_worker.before_build()
+            _unblock_receiver()
+            result = original(self, *args, **kwargs)
+            experts.install()
+            with self.all_context():
+                self._align_worker.after_load(self.patched_model)
         return result
 
     return build_model
@@ -171,12 +189,13 @@ def _wrap_build_model(original: Any) -> Any:
 def _wrap_build_cache(original: Any) -> Any:
     @functools.wraps(original)
     def build_cache_engine(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        process_log(self.rank)
-        with self.all_context():
-            caches = [(layer[0], layer[1]) for layer in self.cache_engine.gpu_cache]
-            reserved = tuple(range(self.cache_config.num_reserved_gpu_blocks))
-            self._align_worker.after_cache(self.cache_config.block_size, caches, reserved)
+        with told(self.rank):
+            result = original(self, *args, **kwargs)
+            _log(self)
+            with self.all_context():
+                caches = [(layer[0], layer[1]) for layer in self.cache_engine.gpu_cache]
+                reserved = tuple(range(self.cache_config.num_reserved_gpu_blocks))
+                self._align_worker.after_cache(self.cache_config.block_size, caches, reserved)
         return result
 
     return build_cache_engine
@@ -184,6 +203,7 @@ def _wrap_build_cache(original: Any) -> Any:
 
 def install(agent: Any) -> None:
     """Wrap the classes of ``lmdeploy.pytorch.engine.model_agent.agent``, whose module was just executed."""
+    from lmdeploy.pytorch.engine.model_agent.inputs_maker import DPForwardInputsMaker
     from lmdeploy.pytorch.strategies.ar.model_agent import ARModelAgentStrategy
 
     cls = agent.BaseModelAgent
@@ -192,6 +212,7 @@ def install(agent: Any) -> None:
     cls.warmup = _wrap_warmup(cls.warmup)
     cls._forward_impl = _wrap_forward_impl(cls._forward_impl)
     cls.get_logits = _wrap_get_logits(cls.get_logits)
+    lockstep.install(DPForwardInputsMaker, cls)
     cls._async_step = _wrap_step(cls._async_step)
     cls._async_model_forward = _wrap_forward(cls._async_model_forward)
     cls._step_postprocess_with_output = _wrap_postprocess(cls._step_postprocess_with_output)

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from adapters.base import Observation
+from adapters.lmdeploy.experts import placement
 from adapters.probe import model_facts
 from adapters.probe.live import Facts, one_or_all
+from adapters.probe.parallel_code import talking
 
 
 def _model(agent: Any) -> Any:
@@ -84,9 +86,12 @@ def worker_facts(agent: Any) -> list[Observation]:
 def _layout_facts(facts: Facts, agent: Any) -> None:
     facts.read("worker_tp", "agent.dist_config.attn_tp", lambda: int(agent.dist_config.attn_tp))
     facts.read("worker_dp", "agent.dist_config.dp", lambda: int(agent.dist_config.dp))
+    facts.read("worker_dp_rank", "agent.dist_config.dp_rank", lambda: int(agent.dist_config.dp_rank))
     facts.read("worker_ep", "agent.dist_config.ep", lambda: int(agent.dist_config.ep))
     facts.read("worker_eager", "agent.backend_config.eager_mode", lambda: bool(agent.backend_config.eager_mode))
     facts.read("graph_runner", "type of agent.patched_model", lambda: type(agent.patched_model).__name__)
+
+    facts.read("parallel_code", "functions that call a collective", lambda: talking(_PARALLEL_CODE))
 
     def skipped() -> bool:
         from lmdeploy.pytorch import envs
@@ -94,6 +99,10 @@ def _layout_facts(facts: Facts, agent: Any) -> None:
         return bool(envs.skip_warmup)
 
     facts.read("warmup_skipped", "lmdeploy.pytorch.envs.skip_warmup", skipped)
+
+
+#: Where dlinfer patches lmdeploy's distributed behaviour for a vendor, and lmdeploy's own side of it.
+_PARALLEL_CODE = ("dlinfer.framework.lmdeploy_ext.device", "lmdeploy.pytorch.backends.dlinfer")
 
 
 def _norm_and_rope_facts(facts: Facts, agent: Any) -> None:
@@ -174,6 +183,15 @@ def _rows(embedding: Any) -> int:
     return int(embedding.vocab_size if hasattr(embedding, "vocab_size") else embedding.num_embeddings)
 
 
+def _experts(model: Any) -> list[Any]:
+    """The fused expert layers."""
+    return [
+        module
+        for module in model.modules()
+        if hasattr(getattr(module, "impl", None), "num_experts") and hasattr(module.impl, "top_k")
+    ]
+
+
 def _size_facts(facts: Facts, agent: Any) -> None:
     def embedding() -> Any:
         return _model(agent).get_input_embeddings()
@@ -184,12 +202,16 @@ def _size_facts(facts: Facts, agent: Any) -> None:
             for name, module in _model(agent).named_modules()
             if name.endswith("gate_up_proj") and "experts" not in name
         ]
-        return one_or_all(int(module.weight.shape[0]) * int(module.tp) // 2 for module in merged)
+        width = one_or_all(int(module.weight.shape[0]) * int(module.tp) // 2 for module in merged)
+        experts = _experts(_model(agent))
+        if not experts:
+            return width
+        return {"expert": one_or_all(int(one.ffn_dim) * int(one.tp) for one in experts), "shared": width or 0}
 
     facts.read("layers", "attentions of the model", lambda: len(_attentions(_model(agent))) or None)
     facts.read("vocab", "rows of embed_tokens before they are split", lambda: _rows(embedding()))
     facts.read("hidden", "shape of embed_tokens.weight", lambda: int(embedding().weight.shape[1]))
-    facts.read("intermediate", "shape of gate_up_proj.weight × tp", intermediate)
+    facts.read("intermediate", "shape of gate_up_proj.weight × tp, ffn_dim × tp of experts", intermediate)
     facts.read(
         "tied_head",
         "storage of lm_head.weight and embed_tokens.weight",
@@ -224,13 +246,15 @@ def _cache_facts(facts: Facts, agent: Any) -> None:
 
 def _routing_facts(facts: Facts, agent: Any) -> None:
     """Only of models with experts."""
-    experts = [
-        module.impl
-        for module in _model(agent).modules()
-        if hasattr(getattr(module, "impl", None), "num_experts") and hasattr(module.impl, "top_k")
-    ]
+    layers = _experts(_model(agent))
+    experts = [one.impl for one in layers]
     if not experts:
         return
+    facts.read(
+        "expert_placement",
+        "expert_list of every fused expert layer",
+        lambda: model_facts.placed(map(placement, layers), int(agent.dist_ctx.ep_rank)),
+    )
     facts.read(
         "routing",
         "impl of every fused expert layer",

@@ -12,9 +12,11 @@ from pathlib import Path
 
 from adapters.base import Adapter, EngineSpec, Generation, Observation, Progress, Request, RunResult, split_options
 from adapters.mistakes import Mistake
-from adapters.probe.launch import write_launch
+from adapters.probe.launch import DP_RANK, write_launch
 from adapters.probe.spec import CaptureSpec, ProbeSpec, RequestSpec, write_spec
-from adapters.probe.steplog import read_generations, read_steps, wait_for_ranks
+from adapters.probe.step_reader import read_generations, read_steps, wait_for_ranks
+from align.collectives.record.files import FOLDER as COLLECTIVES
+from align.collectives.record.files import wait_for_calls
 from align.ledger.record.files import FOLDER, write_run
 
 
@@ -61,6 +63,12 @@ class ProbedAdapter(Adapter):
     def __init__(self) -> None:
         self._generation = 0
         self._samples = False
+        #: Global ranks of this engine, and the data-parallel group that they are.
+        self._ranks, self._dp_rank = range(1), 0
+        #: Arrivals of all requests of the run, those of other data-parallel groups too.
+        self._arrivals: frozenset[int] = frozenset()
+        #: Whether this engine has to step although its group has no request, because others do.
+        self._together = False
 
     @property
     def _probe_dir(self) -> Path:
@@ -68,6 +76,8 @@ class ProbedAdapter(Adapter):
 
     def launch(self, spec: EngineSpec, progress: Progress) -> None:
         write_launch(spec)
+        os.environ[DP_RANK] = str(spec.dp_rank)
+        self._ranks, self._dp_rank = spec.ranks, spec.dp_rank
         # Tokens that are drawn at random are not those that the workers prefer.
         self._samples = bool(split_options(spec.options).sampling)
         self._build(spec, progress)
@@ -92,25 +102,50 @@ class ProbedAdapter(Adapter):
         assert all(request.forced is not None for request in requests)
         return self._run(requests, top_k, capture)
 
-    def _run(self, requests: Sequence[Request], top_k: int, capture: CaptureSpec | None) -> RunResult:
+    def repatch(self, files: Sequence[str]) -> None:
+        """Let every worker put these patches in the place of those that it has.
+
+        Workers look at what is announced when a step begins, so that it takes one: of one request of one token, whose
+        result nobody uses. Of engines without data parallelism.
+        """
         self._generation += 1
-        keys = {self._key(self._generation, index, request): request for index, request in enumerate(requests)}
+        request = Request("patches", (3,), 1)
+        key = self._key(self._generation, 0, request)
+        spec = RequestSpec(request.name, len(request.token_ids), request.max_new_tokens)
+        write_spec(self._probe_dir, ProbeSpec(self._generation, 1, {key: spec}, patches=tuple(files)))
+        self._execute({key: request})
+        wait_for_ranks(self._probe_dir, self._generation, ranks=self._ranks)
+
+    def _run(self, requests: Sequence[Request], top_k: int, capture: CaptureSpec | None) -> RunResult:
+        """Announce all requests of the side, and run those of this engine's data-parallel group."""
+        self._generation += 1
+        directory, ranks, run = self._probe_dir, self._ranks, self._generation
+        keys = {self._key(run, index, request): request for index, request in enumerate(requests)}
         specs = {
-            key: RequestSpec(request.name, len(request.token_ids), request.max_new_tokens, request.forced)
+            key: RequestSpec(
+                request.name, len(request.token_ids), request.max_new_tokens, request.forced, request.arrival,
+                request.dp_rank, request.stop_ids,
+            )
             for key, request in keys.items()
-        }
-        write_spec(self._probe_dir, ProbeSpec(self._generation, top_k, specs, capture))
+        }  # fmt: skip
+        write_spec(directory, ProbeSpec(run, top_k, specs, capture))
+        own = {key: request for key, request in keys.items() if request.dp_rank == self._dp_rank}
+        self._arrivals = frozenset(one.arrival for one in (requests if self._together else own.values()))
+        if not own and not self._together:
+            return RunResult((), (), 0.0, run)
         started = time.perf_counter()
-        returned = self._execute(keys)
+        returned = self._execute(own)
         seconds = time.perf_counter() - started
-        wait_for_ranks(self._probe_dir, self._generation)
-        names = [request.name for request in requests]
-        said = read_generations(self._probe_dir, self._generation, names, returned=returned)
-        generations = tuple(map(_cut_at_stop, said, requests))
+        wait_for_ranks(directory, run, ranks=ranks)
+        if capture is not None:  # it is copied soon
+            wait_for_calls(directory / COLLECTIVES)
+        names = [request.name for request in own.values()]
+        said = read_generations(directory, run, names, rank=ranks[0], returned=returned)
+        generations = tuple(map(_cut_at_stop, said, own.values()))
         for generation in () if self._samples else generations:
             _require_same(generation, returned[generation.request])
-        self._leave_tokens(requests, generations, capture)
-        return RunResult(generations, read_steps(self._probe_dir, self._generation), seconds)
+        self._leave_tokens(tuple(own.values()), generations, capture)
+        return RunResult(generations, read_steps(directory, run, ranks), seconds, run)
 
     def _leave_tokens(
         self, requests: Sequence[Request], generations: Sequence[Generation], capture: CaptureSpec | None
@@ -120,4 +155,5 @@ class ProbedAdapter(Adapter):
         if folder.is_dir():
             prompts = {request.name: request.token_ids for request in requests}
             tokens = {one.request: (*prompts[one.request], *one.token_ids) for one in generations}
-            write_run(folder, self._generation, "" if capture is None else Path(capture.directory).name, tokens)
+            recording = "" if capture is None else Path(capture.directory).name
+            write_run(folder, self._generation, recording, tokens, self._dp_rank)

@@ -14,11 +14,17 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from adapters.probe import collectives
+
 #: Module of an engine → our module whose ``install(module)`` runs right after it was executed.
 HOOKS = {
     "lmdeploy.pytorch.engine.model_agent.agent": "adapters.lmdeploy.hooks",
     "vllm_ascend.worker.model_runner_v1": "adapters.vllm.hooks",
 }
+
+
+#: Script of every process in which Ray runs actors.
+_RAY_WORKER = "default_worker.py"
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -35,6 +41,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
+            collectives.wrap_functions()  # of those that a device's package has put in torch's place since
             importlib.import_module(HOOKS[name]).install(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
@@ -42,6 +49,20 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def autoload() -> None:
-    """Arm the hooks. Idempotent."""
-    if os.environ.get("ALIGN_PROBE_DIR") and not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+    """Arm the hooks, and wrap torch's collectives before anybody imports them by name. Idempotent."""
+    directory = os.environ.get("ALIGN_PROBE_DIR")
+    if not directory:
+        return
+    if not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterImport())
+        if os.path.basename(sys.argv[0]) == _RAY_WORKER:
+            _log_to(directory)
+    collectives.wrap_functions()
+
+
+def _log_to(directory: str) -> None:
+    """What an actor of Ray prints goes into Ray's own files, which end with the run: into the side's log instead."""
+    log = os.open(os.path.join(directory, "engine.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)

@@ -1,14 +1,16 @@
-"""The operators that write and read the paged cache, seen as they are called: with the indices that they really get.
+"""The operators that write and read the paged cache, seen as they are called: with the indices that they really get,
+and attention and cache operators of any kind with all their arguments.
 
 Whatever engine, backend or patch hands an index on, the operator is its last stop. A dispatch mode sees it there, on
 the simulated device and on hardware alike. It is on while an attention runs, for a handful of operators per layer.
-``cache_operators.tsv`` names their arguments.
+``cache_operators.tsv`` names the arguments that hold indices; :mod:`align.fa.operators` knows the operators whose
+arguments are recorded as a whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from align.fa.operators import operators
 
 _FIELDS = ("operator", "role", "key", "value", "key_cache", "value_cache", "index", "q_lengths", "kv_lengths")
 
@@ -73,6 +77,7 @@ class Read:
         tables: as handed over; ``None``: the cache is not read.
         q_lens, kv_lens: int64 ``[B]`` on the CPU, of each row of the batch as the operator sees it.
         q_starts: int64 ``[B + 1]`` where the operator takes cumulative ends.
+        block_size: tokens in one block as the operator takes the cache; ``None`` without a table.
     """
 
     keys: Tensor
@@ -81,6 +86,7 @@ class Read:
     q_lens: Tensor
     kv_lens: Tensor
     q_starts: Tensor | None = None
+    block_size: int | None = None
 
 
 class CacheListener(Protocol):
@@ -95,19 +101,39 @@ class CacheListener(Protocol):
     def fail(self, what: str, error: Exception) -> None: ...
 
 
-class CacheCalls(TorchDispatchMode):
-    """Tells a listener of the cache's operators that run meanwhile."""
+class CallListener(Protocol):
+    """What hears of whole calls; see :class:`adapters.probe.operator_calls.CallRecorder`."""
 
-    def __init__(self, listener: CacheListener) -> None:
+    def at(self, layer: int) -> None: ...
+
+    def before(self, operator: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None: ...
+
+    def fail(self, what: str, error: Exception) -> None: ...
+
+
+class CacheCalls(TorchDispatchMode):
+    """Tells listeners of the operators that run meanwhile.
+
+    Args:
+        listener: hears of the operators of the cache.
+        calls: hears of attention and cache operators, of each before it runs.
+    """
+
+    def __init__(self, listener: CacheListener | None, calls: CallListener | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._listener = listener
+        self._listener, self._calls = listener, calls
+        #: Operator → its name, if its arguments are recorded. Most are ATen's.
+        self._names: dict[Any, str | None] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given = kwargs or {}
-        known = cache_operators().get(func._schema.name)
-        if known is None:
+        if self._calls is not None:
+            self._hear(self._calls, func, args, given)
+        listener = self._listener
+        known = None if listener is None else cache_operators().get(func._schema.name)
+        if listener is None or known is None:
             return func(*args, **given)
         written: Write | None = None
         try:
@@ -116,19 +142,38 @@ class CacheCalls(TorchDispatchMode):
             with _disable_current_modes():
                 if known.role == "write":
                     written = write_of(known, values)
-                    self._listener.before_write(written)
+                    listener.before_write(written)
                 else:
-                    self._listener.before_read(read_of(known, values))
+                    listener.before_read(read_of(known, values))
         except Exception as error:  # an observer must not stop the engine; what it missed is reported
-            self._listener.fail(known.operator, error)
+            listener.fail(known.operator, error)
         result = func(*args, **given)
         if written is not None:
             try:
                 with _disable_current_modes():
-                    self._listener.after_write(written)
+                    listener.after_write(written)
             except Exception as error:
-                self._listener.fail(known.operator, error)
+                listener.fail(known.operator, error)
         return result
+
+    def _hear(self, calls: CallListener, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Before the operator runs: it may raise."""
+        name = self._names.get(func, "")
+        if name == "":
+            name = self._names[func] = known_operator(func._schema.name)
+        if name is None:
+            return
+        try:
+            with _disable_current_modes():
+                calls.before(name, args, kwargs)
+        except Exception as error:
+            calls.fail(name, error)
+
+
+def known_operator(schema_name: str) -> str | None:
+    """The name of an operator whose arguments are recorded, of ``npu::npu_fused_infer_attention_score``."""
+    name = schema_name.rpartition("::")[2]
+    return name if name in operators() else None
 
 
 def arguments(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,6 +195,13 @@ def write_of(known: CacheOperator, values: Mapping[str, Any]) -> Write:
 
 
 def read_of(known: CacheOperator, values: Mapping[str, Any]) -> Read:
+    """The call in common terms; see :func:`_read_of`."""
+    found = _read_of(known, values)
+    size = None if found.tables is None else int(values.get("block_size") or found.keys.shape[1])
+    return replace(found, block_size=size)
+
+
+def _read_of(known: CacheOperator, values: Mapping[str, Any]) -> Read:
     """The call in common terms.
 
     Layouts, from the operators' documentation: in TND lengths of queries are cumulative ends, and those of keys too

@@ -7,16 +7,17 @@ rows that its block table names, as far as they are not what they were when they
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from adapters.base import RowSpan
-from adapters.probe.cache_calls import CacheCalls, Read, Write
+from adapters.probe.cache_calls import CacheCalls, CallListener, Read, Write
 from adapters.probe.callsite import frames
+from adapters.probe.hung import Hung
 from adapters.probe.index_rows import Handed, indices_of, spans_of
 from adapters.probe.taps import Tap, parameters_of, resolve
 from align.ledger.record.checksum import cache_sums, row_sums
@@ -38,6 +39,9 @@ class IndexRecorder:
         layers: of the model.
         reserved: blocks that no request may own.
         caches: keys and values of each layer as they were built, ``[blocks, block_size, …]``; empty if not known.
+        dp_rank: data-parallel group of the rank.
+        made: where the engine makes indices; see :func:`adapters.probe.index_makers.made_at`.
+        calls: hears besides of the operators' arguments.
     """
 
     def __init__(
@@ -47,7 +51,11 @@ class IndexRecorder:
         layers: int,
         reserved: tuple[int, ...] = (),
         caches: Sequence[tuple[Tensor, Tensor]] = (),
+        dp_rank: int = 0,
+        made: Mapping[str, str] | None = None,
+        calls: CallListener | None = None,
     ) -> None:
+        self._dp_rank, self._made = dp_rank, dict(made or {})
         self._writer, self._rank, self._layers, self._reserved = writer, rank, layers, reserved
         self._caches = caches
         #: Whether the cache was zero when it was built: only then does a row that is not tell anything.
@@ -58,7 +66,7 @@ class IndexRecorder:
         self._dummies = 0
         self._begun = False
         self._pool = Pool(1, 0, reserved)
-        self._calls = CacheCalls(self)
+        self._heard, self._calls = calls, CacheCalls(self, calls)
 
     # ---------------------------------------------------------------------------------------------------- steps
 
@@ -84,11 +92,18 @@ class IndexRecorder:
             spans = {row.request: row for row in self._step.rows}
             self._step.rows = tuple(spans[request] for request in requests if request in spans)
 
-    def dummy(self) -> None:
-        """A forward without requests is about to run; it ends when another one begins."""
+    def dummy(self, idle: bool = False, run: int | None = None) -> None:
+        """A forward without requests is about to run; it ends when another one begins.
+
+        Args:
+            idle: it keeps a data-parallel rank in lockstep with the others.
+            run: that it belongs to; that of the last step if not given.
+        """
         self.end()
+        if run is not None and run != self._run:
+            self._run, self._last, self._memory = run, 0, ReadMemory(self._layers)
         self._dummies += 1
-        self._step = _Step(self._last, "dummy", (), self._layers, dummy=True)
+        self._step = _Step(self._last, "dummy", (), self._layers, dummy=True, idle=idle)
 
     def end(self) -> None:
         """The forward is over: write what was seen of it."""
@@ -96,6 +111,11 @@ class IndexRecorder:
         if step is None or (step.dummy and not step.slots):
             return
         self._writer.write(self._record(step))
+
+    def close(self) -> None:
+        """Nothing more will be recorded."""
+        self.end()
+        self._writer.close()
 
     def _dirty(self) -> int | None:
         if not self._clean or self._dummies:
@@ -112,6 +132,8 @@ class IndexRecorder:
             yield
             return
         step.layer = layer
+        if self._heard is not None:
+            self._heard.at(layer)
         found = (getattr(metadata, name, None) for name in _TABLES)
         step.tables = next((one for one in found if isinstance(one, Tensor)), None)
         with self._calls:
@@ -157,6 +179,8 @@ class IndexRecorder:
         handed = Handed(held, call.q_lens, call.kv_lens, call.q_starts)
         step.handed[step.layer] = handed
         step.paged = call.tables is not None
+        if step.reader_block is None or step.pool is None or step.reader_block == step.pool.block_size:
+            step.reader_block = call.block_size  # of the first layer that takes another one
         if step.layer == 0:
             step.dtypes["tables"] = str(tables.dtype).removeprefix("torch.")
             step.calls["read"] = _place()
@@ -198,7 +222,8 @@ class IndexRecorder:
             layers=self._layers, other={layer: one for layer, one in other.items() if not one.same(base)},
             key_rows=step.key_rows, dtypes=step.dtypes, written=written,
             found=self._memory.take(sum(span.count for span in spans)), paged=step.paged, lossy=step.lossy,
-            dirty=step.dirty, calls=step.calls, run=self._run, failures=step.failures,
+            dirty=step.dirty, calls={**self._made, **step.calls}, run=self._run, failures=step.failures,
+            dp_rank=self._dp_rank, reader_block=step.reader_block,
         )  # fmt: skip
 
     def _remember(self, step: _Step, written: Tensor) -> None:
@@ -216,8 +241,11 @@ class IndexRecorder:
 class _Step:
     """What is known of the running forward."""
 
-    def __init__(self, step: int, phase: str, rows: tuple[RowSpan, ...], layers: int, dummy: bool = False) -> None:
+    def __init__(
+        self, step: int, phase: str, rows: tuple[RowSpan, ...], layers: int, dummy: bool = False, idle: bool = False
+    ) -> None:
         self.step, self.phase, self.rows, self.layers, self.dummy = step, phase, rows, layers, dummy
+        self.idle = idle
         self.layer = 0
         #: Of the layer's metadata.
         self.tables: Tensor | None = None
@@ -234,6 +262,7 @@ class _Step:
         self.failures: dict[str, str] = {}
         self.paged, self.lossy = True, False
         self.dirty: int | None = None
+        self.reader_block: int | None = None
         #: Rows that are read back of each span.
         self.reading: list[int] = []
         self._read: tuple[Handed, Tensor] | None = None
@@ -243,7 +272,7 @@ class _Step:
         slots, handed = self.slots.get(0), self.handed.get(0)
         count = 0 if slots is None else int(slots.shape[0])
         if self.dummy:
-            return (Span("", 0, count, 0, "dummy"),)
+            return (Span("", 0, count, 0, "idle" if self.idle else "dummy"),)
         return spans_of(self.rows, count, 0 if handed is None else int(handed.q_lens.shape[0]))
 
     def indices(self, layer: int, spans: Sequence[Span]) -> Indices:
@@ -284,8 +313,20 @@ class _Step:
         return self._read[1]
 
 
-def hang_up(recorder: IndexRecorder, taps: Sequence[Tap], model: Any, layers: int) -> dict[str, str]:
+class AttentionListener(Protocol):
+    """What is told of the attention of each layer."""
+
+    @property
+    def active(self) -> bool: ...
+
+    def attention(self, layer: int, metadata: Any) -> AbstractContextManager[None]: ...
+
+
+def hang_up(recorder: AttentionListener, taps: Sequence[Tap], model: Any, layers: int, hung: Hung) -> dict[str, str]:
     """Tell the recorder of every attention of a model, at the site where the taps find its output.
+
+    Args:
+        hung: gets what takes it off again.
 
     Returns:
         Layer → why its attention was not found.
@@ -300,11 +341,11 @@ def hang_up(recorder: IndexRecorder, taps: Sequence[Tap], model: Any, layers: in
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             missing[f"layers.{layer}"] = f"{tap.site}: {error}"
             continue
-        setattr(target, tap.attribute, _audited(recorder, layer, original, place))
+        hung.put(target, tap.attribute, _audited(recorder, layer, original, place))
     return missing
 
 
-def _audited(recorder: IndexRecorder, layer: int, original: Any, place: int) -> Any:
+def _audited(recorder: AttentionListener, layer: int, original: Any, place: int) -> Any:
     @functools.wraps(original)
     def audited(*args: Any, **kwargs: Any) -> Any:
         if not recorder.active:

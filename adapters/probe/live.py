@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def read_live(directory: Path) -> dict[int, tuple[Observation, ...]]:
     return read_facts(directory, LIVE)
 
 
-def merge_ranks(by_rank: Mapping[int, Sequence[Observation]], ranks: int) -> list[Observation]:
+def merge_ranks(by_rank: Mapping[int, Sequence[Observation]], ranks: Collection[int]) -> list[Observation]:
     """One observation per fact: the value if all ``ranks`` agree; see :data:`RANKS_DIFFER` if they do not.
 
     A rank that did not report a fact makes it unreadable, for nobody knows what it does there.
@@ -87,9 +87,10 @@ def merge_ranks(by_rank: Mapping[int, Sequence[Observation]], ranks: int) -> lis
     tables = {rank: {fact.name: fact for fact in facts} for rank, facts in by_rank.items()}
     merged = []
     for name in names:
-        facts = [tables.get(rank, {}).get(name) for rank in range(ranks)]
-        silent = [rank for rank, fact in enumerate(facts) if fact is None]
-        known = [fact for fact in facts if fact is not None]
+        facts = {rank: tables.get(rank, {}).get(name) for rank in ranks}
+        silent = [rank for rank, fact in facts.items() if fact is None]
+        said = {rank: fact for rank, fact in facts.items() if fact is not None}
+        known = list(said.values())
         unread = next((fact for fact in known if fact.value is None), None)
         where = known[0].where if known else "the workers"
         if silent:
@@ -99,20 +100,25 @@ def merge_ranks(by_rank: Mapping[int, Sequence[Observation]], ranks: int) -> lis
         elif all(fact.value == known[0].value for fact in known):
             merged.append(known[0])
         else:
-            value = {f"rank {rank}": fact.value for rank, fact in enumerate(known)}
+            value = {f"rank {rank}": fact.value for rank, fact in said.items()}
             merged.append(Observation(name, value, where, RANKS_DIFFER))
     return merged
 
 
-def worker_observations(directory: Path, ranks: int) -> list[Observation]:
-    """All that the workers reported so far: of every rank, but for the sampling, which some engines do on one."""
+def worker_observations(directory: Path, ranks: Collection[int]) -> list[Observation]:
+    """All that the workers of one engine reported so far: of every rank, but for the sampling, which some engines do on
+    one.
+
+    Args:
+        ranks: global, of this engine; the directory may hold facts of other data-parallel groups.
+    """
     found = merge_ranks(read_facts(directory, LIVE), ranks)
     start = read_facts(directory, START)
     if start:
         found += merge_ranks(start, ranks)
-    sampling = read_facts(directory, SAMPLING)
+    sampling = {rank: facts for rank, facts in read_facts(directory, SAMPLING).items() if rank in ranks}
     if sampling:
-        found += merge_ranks(dict(enumerate(sampling.values())), len(sampling))
+        found += merge_ranks(sampling, tuple(sampling))
     return found
 
 

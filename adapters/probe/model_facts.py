@@ -28,6 +28,27 @@ _ROPE_TYPES = (
 )
 
 
+#: The order of experts that both engines give the ranks: the first rank the first ones, and so on.
+IN_A_ROW = "in a row by rank"
+
+
+def placed(layers: Iterable[list[int]], rank: int) -> Any:
+    """Which experts a rank holds, if all layers are alike; else of each.
+
+    Args:
+        layers: global ids in the order in which the rank keeps them.
+        rank: its place among the ranks that share the experts; 0 if they do not.
+    """
+    found = [_placed(held, rank) for held in layers]
+    return found[0] if found and all(one == found[0] for one in found) else found or None
+
+
+def _placed(held: list[int], rank: int) -> dict[str, Any]:
+    count = len(held)
+    ordered = held == list(range(rank * count, (rank + 1) * count))
+    return {"per_rank": count, "order": IN_A_ROW if ordered else held}
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

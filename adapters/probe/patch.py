@@ -17,13 +17,17 @@ import importlib.util
 import inspect
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch import Tensor
+
+from adapters.base import RowSpan
 from adapters.mistakes import Mistake, leave_mistake
+from adapters.probe.steplog import process_log
 
 _REMEDY = "correct the patch"
 
@@ -38,6 +42,9 @@ class PatchContext:
         rank, tp_rank, dp_rank, ep_rank: of this worker.
         layout: ``(tp, dp, ep)``.
         model: the loaded model, in ``after_load``; ``None`` before.
+
+    A patch whose changes all go through :meth:`replace` and :meth:`assign` can be taken off again while the engine
+    lives (``align drill``).
     """
 
     side: str
@@ -48,7 +55,19 @@ class PatchContext:
     ep_rank: int
     layout: tuple[int, int, int]
     model: Any = None
-    _undo: list[tuple[Any, str, bool, Any]] = field(default_factory=list, repr=False)
+    _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
+
+    @property
+    def step(self) -> int:
+        """Number of the engine step that runs, from 0 in each run; -1 in warm-up, in dummies and between steps."""
+        log = process_log()
+        return log.place.step if log is not None and log.in_step else -1
+
+    @property
+    def rows(self) -> tuple[RowSpan, ...]:
+        """Requests of the step that runs, in batch order; their token rows follow each other in tensors of the step."""
+        log = process_log()
+        return () if log is None else log.spans
 
     def replace(self, obj: Any, name: str, fn: Any) -> None:
         """Set ``obj.name`` to ``fn`` until the patch is removed.
@@ -67,16 +86,29 @@ class PatchContext:
         if inspect.isclass(obj) and isinstance(found, (staticmethod, classmethod)):
             fn = fn if isinstance(fn, (staticmethod, classmethod)) else type(found)(fn)
         setattr(obj, name, fn)
-        self._undo.append((obj, name, own, raw))
+        self._undo.append((lambda: setattr(obj, name, raw)) if own else (lambda: delattr(obj, name)))
+
+    def assign(self, tensor: Tensor, values: Tensor | float, at: Any = ...) -> None:
+        """Write ``tensor[at] = values``, such as rows of a weight, until the patch is removed.
+
+        Args:
+            tensor: a parameter or buffer, as the model holds it.
+            values: a number, or of the shape of ``tensor[at]``.
+            at: any index that torch takes; everything by default.
+        """
+        held = tensor.detach()
+        before = held[at].clone()
+        held[at] = values.to(held.dtype) if isinstance(values, Tensor) else values
+
+        def put_back() -> None:
+            held[at] = before
+
+        self._undo.append(put_back)
 
     def undo(self) -> None:
-        """Put everything that was replaced back, the last first."""
+        """Put everything that was replaced or assigned back, the last first."""
         while self._undo:
-            obj, name, own, raw = self._undo.pop()
-            if own:
-                setattr(obj, name, raw)
-            else:
-                delattr(obj, name)
+            self._undo.pop()()
 
 
 class Patches:

@@ -20,8 +20,10 @@ from torch import Tensor
 from adapters.base import RowSpan
 from adapters.probe.callbook import CallBook, Tapped
 from adapters.probe.digests import DigestPass
+from adapters.probe.dispatch import ROUTED, Dispatch
 from adapters.probe.lean import RowChoice
 from adapters.probe.residual import ResidualPass, Weights
+from adapters.probe.routing import RoutingReplay
 from adapters.probe.slots import positions_of
 from adapters.probe.spec import CaptureSpec
 from adapters.probe.transplant import Transplant
@@ -47,9 +49,16 @@ class Recorder:
     """
 
     def __init__(
-        self, structure: Structure, rank: int, tp_rank: int, weights: Weights, block_size: int, dtype: torch.dtype
+        self,
+        structure: Structure,
+        rank: int,
+        tp_rank: int,
+        weights: Weights,
+        block_size: int,
+        dtype: torch.dtype,
+        dp_rank: int = 0,
     ) -> None:
-        self.structure, self.rank, self.tp_rank = structure, rank, tp_rank
+        self.structure, self.rank, self.tp_rank, self.dp_rank = structure, rank, tp_rank, dp_rank
         self._weights, self._block_size, self._dtype = weights, block_size, dtype
         self._spec: CaptureSpec | None = None
         self._run = 0
@@ -75,6 +84,8 @@ class Recorder:
         self.missing: dict[str, str] = {}
         #: What is replaced in this run before it is recorded.
         self.transplant: Transplant | None = None
+        #: Whose experts routers use in this run.
+        self.routing: RoutingReplay | None = None
 
     # ---------------------------------------------------------------------------------------------------- steps
 
@@ -87,17 +98,19 @@ class Recorder:
         self, spec: CaptureSpec, run: int, step: int, phase: str, rows: Sequence[RowSpan], last: bool = False
     ) -> None:
         """A forward over ``rows`` is about to run; ``last``: it is the last one of the run."""
-        if run != self._run or spec != self._spec:
-            self._start(spec, run)
+        self.start(spec, run)
         self._step = _Step(step, phase, tuple(rows), last)
         self._last = step
         self._step.failures.update(self.missing)
         self._book.begin(step, phase, self._step.count)
         self._watch.begin(step, phase)
-        if self.transplant is not None:
-            self.transplant.rows = self._step.rows
+        self._tell_rows(self._step.rows)
 
-    def _start(self, spec: CaptureSpec, run: int) -> None:
+    def start(self, spec: CaptureSpec, run: int) -> None:
+        """Begin to record a run, unless it is being recorded."""
+        if run == self._run and spec == self._spec:
+            return
+        self._last = -1
         self._told.clear()
         self._book = CallBook()
         self._watch = Watch(self._book)
@@ -108,14 +121,16 @@ class Recorder:
             self._writer.close()
         self._spec, self._run = spec, run
         parts = shards(self.structure, self.tp_rank)
-        self._writer = TraceWriter(Path(spec.directory), self.rank, self.tp_rank, self.structure.tp, parts)
+        self._writer = TraceWriter(
+            Path(spec.directory), self.rank, self.tp_rank, self.structure.tp, parts, self.dp_rank
+        )
         self._kept = frozenset(
             str(name) for name in self._names if any(fnmatchcase(str(name), pattern) for pattern in spec.values)
         )
         everything = spec.residual or spec.digest
         self._wanted = {}
         for name in self._names:
-            if everything or name.kind.integer or str(name) in self._kept:
+            if everything or name.kind.always or str(name) in self._kept:
                 self._wanted.setdefault(name.kind.name, set()).add(name.layer)
         self._residual = self._digest = None
         if spec.residual:
@@ -129,6 +144,7 @@ class Recorder:
         self._choice = RowChoice() if spec.lean else None
         given = spec.transplant
         self.transplant = None if given is None else Transplant(given, self.structure, self.rank, self.tp_rank)
+        self.routing = None if spec.routing is None else RoutingReplay(spec.routing)
 
     def reorder(self, requests: Sequence[str]) -> None:
         """The engine batches the step's spans in this order."""
@@ -136,15 +152,35 @@ class Recorder:
             spans = {row.request: row for row in self._step.rows}
             assert sorted(requests) == sorted(spans), f"a batch of {requests}, but the step computes {list(spans)}"
             self._step.rows = tuple(spans[request] for request in requests)
-            if self.transplant is not None:
-                self.transplant.rows = self._step.rows
+            self._tell_rows(self._step.rows)
 
-    def dummy(self) -> None:
-        """A forward without requests is about to run; the trace says so, and nothing else of it is kept."""
+    def _tell_rows(self, rows: tuple[RowSpan, ...]) -> None:
+        """To whom replaces rows of the step."""
+        if self.transplant is not None:
+            self.transplant.rows = rows
+        if self.routing is not None:
+            self.routing.begin(rows)
+
+    @property
+    def own_rows(self) -> int | None:
+        """Tokens of the running step among the rows that this rank sends to experts; ``None`` if it is not recorded."""
+        step = self._step
+        if step is None or not step.dispatch.method:
+            return None
+        part = step.dispatch.parts.get(ROUTED[0])
+        return step.count if part is None else part.rows
+
+    def sent(self, dispatch: Dispatch) -> None:
+        """How the tokens of the running step reach the experts is known."""
+        if self._step is not None:
+            self._step.dispatch = dispatch
+
+    def dummy(self, tokens: int = 0) -> None:
+        """A forward without requests is about to run; the trace says so, and nothing of it is kept but its length."""
         self._step = None
         self._watch.end()
         if self._writer is not None:
-            self._writer.write_dummy(self._last)
+            self._writer.write_dummy(self._last, tokens)
 
     # ----------------------------------------------------------------------------------------------------- calls
 
@@ -190,6 +226,9 @@ class Recorder:
         if kind.per_layer != (layer is not None):
             raise ValueError("it is not known which layer this is of" if kind.per_layer else "it belongs to no layer")
         rows = len(step.rows) if checkpoint == "logits" else step.count
+        part = step.dispatch.parts.get(checkpoint)
+        if part is not None:
+            value, rows = value[part.skip :], part.rows
         if value.shape[0] < rows:
             raise ValueError(f"{value.shape[0]} rows were seen, the step has {rows}")
         place = 0 if layer is None else layer
@@ -242,13 +281,21 @@ class Recorder:
             tensors: dict[str, Tensor] = {TOKEN_IDS: token_ids, POSITIONS: positions}
             self._slots(step, positions)
             values = {kind: self._buffers[kind] for kind in step.present}
+            # Digests of shards and summands add up over the ranks, and those of anything else do not.
+            apart = {*step.dispatch.parts, *(step.dispatch.whole if self.structure.tp > 1 else ())}
             for name in self._names:
                 place = 0 if name.layer is None else name.layer
-                if place in step.present.get(name.kind.name, ()) and (name.kind.integer or str(name) in self._kept):
+                always = name.kind.always or name.kind.name in apart
+                if place in step.present.get(name.kind.name, ()) and (always or str(name) in self._kept):
                     tensors[str(name)] = values[name.kind.name][place]
+            if self.routing is not None:
+                tensors.update(self.routing.used)
+                step.failures.update(self.routing.failures)
+            values = {kind: value for kind, value in values.items() if kind not in apart}
+            present = {kind: layers for kind, layers in step.present.items() if kind in values}
             chosen = None if self._choice is None else self._choice.choose(step.rows)
             if self._digest is not None:
-                tensors.update(self._digest.step(step.rows, step.phase, values, step.present, chosen or ()))
+                tensors.update(self._digest.step(step.rows, step.phase, values, present, chosen or ()))
             sampled: list[int] = []
             if self._residual is not None:
                 shaped = {kind: buffer if kinds()[kind].per_layer else buffer[0] for kind, buffer in values.items()}
@@ -256,7 +303,7 @@ class Recorder:
                     positions = torch.cat([torch.arange(row.start, row.start + row.count) for row in step.rows])
                 ends = [index - 1 for index in _ends(step.rows)]
                 found = self._residual.step(
-                    step.rows, step.phase, positions, token_ids, shaped, ends, present=step.present, number=step.step
+                    step.rows, step.phase, positions, token_ids, shaped, ends, present=present, number=step.step
                 )
                 sampled = list(found.sampled)
                 tensors.update(found.tensors)
@@ -270,6 +317,7 @@ class Recorder:
                 digested=chosen,
                 noted=() if chosen is None else self._noted(step, tensors),
                 failures=step.failures,
+                experts=step.dispatch.to_dict() if self.structure.experts else {},
             )
             self._writer.write_step(entry, tensors)
             self._unwritten.add(step.phase)
@@ -343,6 +391,7 @@ class _Step:
         #: Kind → layers that were seen (0 for what exists once).
         self.present: dict[str, set[int]] = {}
         self.about: dict[str, Any] = {}
+        self.dispatch = Dispatch()
         self.failures: dict[str, str] = {}
 
 

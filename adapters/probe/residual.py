@@ -222,14 +222,13 @@ class ResidualPass:
             return lambda low, high: [_stacked(recompute.identity(looked_up))]
         if name == "identity":
             return lambda low, high: [recompute.identity(inputs(low, high)[0])]
-        if name in ("add", "silu_mul"):
-            of_two = recompute.add if name == "add" else recompute.silu_mul
-
-            def pairs(low: int, high: int) -> list[Exact]:
-                a, b = inputs(low, high)
-                return [of_two(a, b)]
-
-            return pairs
+        row_wise: dict[str, Callable[..., Exact]] = {
+            "add": recompute.add,
+            "gated_add": recompute.gated_add,
+            "silu_mul": recompute.silu_mul,
+        }
+        if name in row_wise:
+            return lambda low, high: [row_wise[name](*inputs(low, high))]
         if name == "rms_norm":
             gamma = self._norm(kind, step.values[kind.name].dim() - kind.per_layer)
             eps = self._structure.eps

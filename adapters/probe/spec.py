@@ -18,12 +18,22 @@ _FILE = "spec.json"
 
 @dataclass(frozen=True)
 class RequestSpec:
-    """``name``: identity in records; ``prompt_len``: tokens; ``forced``: ids to force, one per generated token."""
+    """One request of a run.
+
+    Attributes:
+        name: identity in records.
+        prompt_len: in tokens.
+        forced: ids to force, one per generated token.
+        arrival, dp_rank, stop_ids: as in :class:`adapters.base.Request`.
+    """
 
     name: str
     prompt_len: int
     max_new_tokens: int
     forced: tuple[int, ...] | None = None
+    arrival: int = 0
+    dp_rank: int = 0
+    stop_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,7 @@ class CaptureSpec:
         lean: keep digests of a few rows only, and of the residual's sums the worst (:mod:`adapters.probe.lean`).
         seed: of the projections and the sampling.
         transplant: what is replaced before it is recorded, and before anything reads it.
+        routing: expert ids of the other side that routers use instead of their own (:mod:`adapters.probe.routing`).
     """
 
     directory: str
@@ -62,28 +73,39 @@ class CaptureSpec:
     lean: bool = False
     seed: int = 0
     transplant: TransplantSpec | None = None
+    routing: TransplantSpec | None = None
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> CaptureSpec:
         """The inverse of :func:`dataclasses.asdict`, also of its JSON."""
-        given = plain.get("transplant")
-        transplant = None if given is None else TransplantSpec(given["directory"], tuple(given["checkpoints"]))
-        return cls(**{**plain, "values": tuple(plain["values"]), "transplant": transplant})
+        given = {name: _transplant(plain.get(name)) for name in ("transplant", "routing")}
+        return cls(**{**plain, "values": tuple(plain["values"]), **given})
+
+
+def _transplant(plain: Mapping[str, Any] | None) -> TransplantSpec | None:
+    return None if plain is None else TransplantSpec(plain["directory"], tuple(plain["checkpoints"]))
 
 
 @dataclass(frozen=True)
 class ProbeSpec:
-    """One run: ``generation`` counts runs of this launch from 1; ``top_k`` logprobs are recorded per token."""
+    """One run: ``generation`` counts runs of this launch from 1; ``top_k`` logprobs are recorded per token.
+
+    ``patches`` are files that take the place of those that were applied before; ``None`` leaves these.
+    """
 
     generation: int
     top_k: int
     requests: dict[str, RequestSpec] = field(default_factory=dict)
     capture: CaptureSpec | None = None
+    patches: tuple[str, ...] | None = None
 
 
 def write_spec(directory: Path, spec: ProbeSpec) -> None:
-    """Replace the spec atomically: a worker sees the old one or the new one."""
-    temporary = directory / f"{_FILE}.tmp"
+    """Replace the spec atomically: a worker sees the old one or the new one.
+
+    The hosts of a side's data-parallel groups share the directory; each writes the same.
+    """
+    temporary = directory / f"{_FILE}.{os.getpid()}.tmp"
     temporary.write_text(json.dumps(asdict(spec)), encoding="utf-8")
     os.replace(temporary, directory / _FILE)
 
@@ -111,12 +133,18 @@ class SpecReader:
                     prompt_len=value["prompt_len"],
                     max_new_tokens=value["max_new_tokens"],
                     forced=None if value["forced"] is None else tuple(value["forced"]),
+                    arrival=value["arrival"],
+                    dp_rank=value["dp_rank"],
+                    stop_ids=tuple(value["stop_ids"]),
                 )
                 for key, value in raw["requests"].items()
             }
             capture = raw.get("capture")
             if capture is not None:
                 capture = CaptureSpec.from_dict(capture)
-            self._spec = ProbeSpec(raw["generation"], raw["top_k"], requests, capture)
+            patches = raw.get("patches")
+            self._spec = ProbeSpec(
+                raw["generation"], raw["top_k"], requests, capture, None if patches is None else tuple(patches)
+            )
             self._stamp = stamp
         return self._spec

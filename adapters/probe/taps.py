@@ -3,10 +3,12 @@
 Each row of ``adapters/ENGINE/taps.tsv`` says: the checkpoint; the *site*, a path from the model's root to an object
 (``{i}`` is the layer); the *attribute* of that object that is wrapped; *where* its code stands
 (``module:Class.method``, ``*`` for the model's own class); what to *pick* of a call; and the *transform* to canonical
-form.
+form; and *when*: ``gathered`` where data-parallel groups gather their tokens before the experts, ``apart`` where they
+do not, nothing for always.
 
-``pick`` is ``out``, ``out.1`` or ``in.NAME`` with attributes behind it; ``a|b`` takes the first that is there. What is
-picked of the arguments alone is taken before the call, because kernels may write in place. An attribute
+``pick`` is ``out``, ``out.1``, ``out.NAME`` or ``in.NAME`` with attributes behind it; ``a|b`` takes the first that is
+there, ``a+b`` both, for a transform of two. What is picked of the arguments alone is taken before the call, because
+kernels may write in place; ``late.NAME`` is an argument as the call leaves it. An attribute
 ``forward>module:name`` wraps the function ``name`` while the site's ``forward`` runs: what is computed inside.
 """
 
@@ -25,6 +27,8 @@ from torch import Tensor
 
 from adapters.probe.callbook import Tapped
 from adapters.probe.callsite import definition
+from adapters.probe.picking import picker
+from adapters.probe.routing import CHOICE, Call, RoutingReplay
 from adapters.probe.transforms import TRANSFORMS, Dims
 from adapters.probe.transplant import Transplant
 from align.checkpoints.table import Structure, kinds
@@ -32,7 +36,7 @@ from align.checkpoints.table import Structure, kinds
 #: Rows that are no checkpoints but say what the rows of a step are.
 PSEUDO = ("token_ids", "positions", "block_tables")
 ENGINES = ("lmdeploy", "vllm")
-_FIELDS = ("checkpoint", "site", "attribute", "where", "pick", "transform")
+_FIELDS = ("checkpoint", "site", "attribute", "where", "pick", "transform", "when")
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,11 @@ class Tap:
     where: str
     pick: str
     transform: str
+    when: str = ""
+
+    def holds(self, structure: Structure) -> bool:
+        """Whether the engine yields it here in a layout."""
+        return self.when in ("", "gathered" if structure.gathers_experts else "apart")
 
     @property
     def inverse(self) -> str:
@@ -84,6 +93,9 @@ class Sink(Protocol):
     @property
     def transplant(self) -> Transplant | None: ...
 
+    @property
+    def routing(self) -> RoutingReplay | None: ...
+
     def wants(self, checkpoint: str, layer: int | None) -> bool: ...
 
     def put(self, checkpoint: str, layer: int | None, value: Any) -> None: ...
@@ -100,46 +112,6 @@ class Calls(Protocol):
     def enter(self, tapped: Tapped, layer: int | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None: ...
 
     def leave(self) -> None: ...
-
-
-# ------------------------------------------------------------------------------------------------------- picking
-
-
-def _chosen(choice: str, parameters: Sequence[str]) -> Callable[[tuple[Any, ...], dict[str, Any], Any], Any]:
-    head, *rest = choice.split(".")
-    if head == "out":
-        index = int(rest[0]) if rest else None
-
-        def from_result(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-            if index is None:
-                return None if isinstance(result, tuple) else result
-            return result[index] if isinstance(result, tuple) and len(result) > index else None
-
-        return from_result
-    name, attributes = rest[0], rest[1:]
-    place = parameters.index(name) if name in parameters else None
-
-    def from_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        value = kwargs.get(name) if name in kwargs else args[place] if place is not None and place < len(args) else None
-        for attribute in attributes:
-            value = getattr(value, attribute, None)
-        return value
-
-    return from_arguments
-
-
-def picker(pick: str, parameters: Sequence[str]) -> Callable[[tuple[Any, ...], dict[str, Any], Any], Any]:
-    """A function of ``(args, kwargs, result)``; it raises ``LookupError`` when nothing that was asked for is there."""
-    choices = [_chosen(choice, parameters) for choice in pick.split("|")]
-
-    def picked(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        for choice in choices:
-            value = choice(args, kwargs, result)
-            if value is not None:
-                return value
-        raise LookupError(f"the call has no {pick}")
-
-    return picked
 
 
 def locate(where: str) -> Any:
@@ -232,6 +204,8 @@ class Taps:
         for tap in taps:
             if tap.checkpoint not in PSEUDO and not structure.has(kinds()[tap.checkpoint]):
                 continue
+            if not tap.holds(structure):
+                continue
             once = "{i}" not in tap.site
             for layer in (None,) if once else range(1 if tap.checkpoint in PSEUDO else structure.layers):
                 attribute, _, inner_where = tap.attribute.partition(">")
@@ -286,11 +260,18 @@ class Taps:
             return
         try:
             value = one.pick(args, kwargs, result)
-            if isinstance(value, Tensor):
-                value = TRANSFORMS[one.tap.transform].forward(value, self._dims)
+            given = value if isinstance(value, tuple) else (value,)
+            if all(isinstance(part, Tensor) for part in given):
+                value = TRANSFORMS[one.tap.transform].forward(*given, self._dims)
             self._sink.put(checkpoint, layer if checkpoint not in PSEUDO else None, value)
         except Exception as error:  # an observer must not stop the engine; what it missed is reported
             self._sink.fail(checkpoint, layer, error)
+
+    def _reroute(self, one: _Armed, call: Call) -> None:
+        """Put the other side's experts in the place of those that a call chose, once its own choice is recorded."""
+        routing = self._sink.routing
+        if routing is not None and one.tap.checkpoint == CHOICE:
+            routing.at_choice(one.tap.where, self._layer if one.shared else one.layer, call, one.parameters)
 
     @contextlib.contextmanager
     def _called(self, armed: Sequence[_Armed], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
@@ -333,7 +314,7 @@ class Taps:
             if where:
                 inside.setdefault(where, []).append(one)
         own = next((one.layer for one in armed if not one.shared), None)
-        sink, take, enter = self._sink, self._take, self._enter
+        sink, take, enter, reroute = self._sink, self._take, self._enter, self._reroute
 
         @functools.wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
@@ -355,6 +336,7 @@ class Taps:
                         self._inside.pop()
             for one in after:
                 take(one, args, kwargs, result)
+                reroute(one, Call(original, target, args, kwargs, result))
             return result
 
         had = attribute in vars(target)
@@ -370,7 +352,7 @@ class Taps:
         original = getattr(owner, name)
         # A static or class method of a class is bound already, any other function of it takes the object first.
         method = inspect.isclass(owner) and inspect.isfunction(inspect.getattr_static(owner, name))
-        sink, take = self._sink, self._take
+        sink, take, reroute = self._sink, self._take, self._reroute
 
         @functools.wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
@@ -384,6 +366,7 @@ class Taps:
             for one in armed:
                 if not one.tap.before:
                     take(one, given, kwargs, result)
+                    reroute(one, Call(original, None, args, kwargs, result))
             return result
 
         setattr(owner, name, staticmethod(tapped) if inspect.isclass(owner) and not method else tapped)

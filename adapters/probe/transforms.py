@@ -24,6 +24,8 @@ class Dims:
     kv_heads: int
     head_dim: int
     intermediate: int
+    experts: int = 0
+    topk: int = 0
 
     @classmethod
     def of(cls, structure: Structure, tp_rank: int) -> Dims:
@@ -33,17 +35,22 @@ class Dims:
             kv_heads=split(structure.kv_heads, tp, tp_rank).count,
             head_dim=structure.head_dim,
             intermediate=split(structure.intermediate, tp, tp_rank).count,
+            experts=structure.experts,
+            topk=structure.topk,
         )
 
 
-Forward = Callable[[Tensor, Dims], Tensor]
+Forward = Callable[..., Tensor]
 #: Canonical parts ``[T, …]`` in the order of the fusion → the native tensor.
 Inverse = Callable[[Sequence[Tensor], Dims], Tensor]
 
 
 @dataclass(frozen=True)
 class Transform:
-    """A named pair; ``inverse`` is ``None`` when the native tensor cannot be rebuilt, and ``undo`` says it in words."""
+    """A named pair; ``inverse`` is ``None`` when the native tensor cannot be rebuilt, and ``undo`` says it in words.
+
+    ``forward`` takes what the tap picks, one tensor or several, and the sizes.
+    """
 
     forward: Forward
     inverse: Inverse | None
@@ -93,6 +100,23 @@ def _half(part: int) -> Forward:
     return forward
 
 
+def _ids(tensor: Tensor, dims: Dims) -> Tensor:
+    """Experts ``[T, top_k]`` in any order → in rising order, int64; −1 for those that a router chose too few."""
+    ids = tensor.reshape(-1, tensor.shape[-1]).to(torch.int64).sort(-1).values
+    return torch.nn.functional.pad(ids, (max(0, dims.topk - ids.shape[-1]), 0), value=-1)
+
+
+def _by_expert(ids: Tensor, weights: Tensor, dims: Dims) -> Tensor:
+    """Experts and their weights ``[T, top_k]`` → the weight of every expert ``[T, experts]``, 0 for the others.
+
+    Raises:
+        RuntimeError: an expert that does not exist.
+    """
+    rows = weights.reshape(-1, weights.shape[-1])
+    where = ids.reshape(-1, ids.shape[-1]).to(torch.int64)
+    return torch.zeros(len(rows), dims.experts, dtype=rows.dtype, device=rows.device).scatter_(1, where, rows)
+
+
 def _same(parts: Sequence[Tensor], dims: Dims) -> Tensor:
     return parts[0]
 
@@ -129,6 +153,8 @@ TRANSFORMS: dict[str, Transform] = {
     "gate_up.up": Transform(_half(1), _fuse, "cat(gate, up)"),
     "gate_up1.gate": Transform(_half(0), _fuse_batched, "cat(gate, up).unsqueeze(0)"),
     "gate_up1.up": Transform(_half(1), _fuse_batched, "cat(gate, up).unsqueeze(0)"),
+    "ids": Transform(_ids, None, "none: the order of the choices is lost"),
+    "by_expert": Transform(_by_expert, None, "none: the order of the choices is lost"),
     "flat": Transform(_flat, _same, "as it is"),
     "flat1": Transform(_flat, _batched, "unsqueeze(0)"),
     "slots": Transform(_flat, None, "none: positions are read through the block table"),

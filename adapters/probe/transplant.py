@@ -79,6 +79,28 @@ def write_tensors(directory: Path, tensors: Mapping[str, Tensor], rows: Mapping[
     (directory / _ROWS).write_text(json.dumps({name: list(found) for name, found in rows.items()}), encoding="utf-8")
 
 
+def read_tensors(directory: Path, name: str) -> tuple[Tensor, list[RowName]]:
+    """One checkpoint's tensor ``[N, *channels]`` of :func:`write_tensors`, and its N rows.
+
+    Raises:
+        LookupError: it is not there, or cannot be read.
+    """
+    try:
+        with safe_open(directory / _TENSORS, framework="pt") as file:
+            tensor = file.get_tensor(name)
+        listed = json.loads((directory / _ROWS).read_text(encoding="utf-8"))[name]
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise LookupError(f"its tensor cannot be read: {error}") from error
+    return tensor, [(request, position, occurrence) for request, position, occurrence in listed]
+
+
+def rows_of(spans: Sequence[RowSpan]) -> list[RowName]:
+    """Every row of a step, in batch order."""
+    return [
+        (row.request, position, row.occurrence) for row in spans for position in range(row.start, row.start + row.count)
+    ]
+
+
 def read_replaced(directory: Path) -> dict[int, Replaced]:
     """What each rank left; one that left nothing is absent."""
     found = {}
@@ -133,14 +155,9 @@ class Transplant:
                 self.fail(name, error)
 
     def _read(self, name: str) -> tuple[Tensor, list[RowName], tuple[Tensor, Tensor] | None]:
-        try:
-            with safe_open(self._directory / _TENSORS, framework="pt") as file:
-                tensor = file.get_tensor(name)
-                parts = [file.get_tensor(name + one) for one in SUMMANDS if name + one in file.keys()]  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise LookupError(f"its tensor cannot be read: {error}") from error
-        listed = json.loads((self._directory / _ROWS).read_text(encoding="utf-8"))[name]
-        rows = [(request, position, occurrence) for request, position, occurrence in listed]
+        tensor, rows = read_tensors(self._directory, name)
+        with safe_open(self._directory / _TENSORS, framework="pt") as file:
+            parts = [file.get_tensor(name + one) for one in SUMMANDS if name + one in file.keys()]  # noqa: SIM118
         return tensor, rows, (parts[0], parts[1]) if len(parts) == len(SUMMANDS) else None
 
     def fail(self, name: str, error: Exception) -> None:
@@ -193,7 +210,7 @@ class Transplant:
         """
         try:
             first = parameters[0]
-            x, residual = (_argument(one, parameters, args, kwargs) for one in (first, "residual"))
+            x, residual = (argument_of(one, parameters, args, kwargs) for one in (first, "residual"))
             if not isinstance(x, Tensor):
                 raise ValueError(f"the call has no {first}")
             here, there = self._places(name)
@@ -213,7 +230,7 @@ class Transplant:
             self._count(name, len(here), THROUGH_SUM)
             self._entered.add(name)
             for one, value in ((first, x), ("residual", residual)):
-                args, kwargs = _given(one, value, parameters, args, kwargs)
+                args, kwargs = with_argument(one, value, parameters, args, kwargs)
         except Exception as error:
             self.fail(name, error)
         return args, kwargs
@@ -228,11 +245,7 @@ class Transplant:
         if parse(name).kind.axes[0] == "requests":
             keys = [(row.request, row.start + row.count - 1, row.occurrence) for row in self.rows]
         else:
-            keys = [
-                (row.request, position, row.occurrence)
-                for row in self.rows
-                for position in range(row.start, row.start + row.count)
-            ]
+            keys = rows_of(self.rows)
         index = self._given[name][1]
         pairs = [(here, index[key]) for here, key in enumerate(keys) if key in index]
         here, there = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
@@ -283,14 +296,15 @@ def _shares(one: Tensor, other: Tensor) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
-def _argument(name: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def argument_of(name: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """An argument of a call; ``None`` if it was not given."""
     if name in kwargs:
         return kwargs[name]
     place = parameters.index(name) if name in parameters else len(args)
     return args[place] if place < len(args) else None
 
 
-def _given(
+def with_argument(
     name: str, value: Any, parameters: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The same call with another argument."""

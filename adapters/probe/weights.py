@@ -17,11 +17,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from align.checkpoints.parameters import Parameter, parameters, rows_of
+from align.checkpoints.packed import PackedExpert, unpacked
+from align.checkpoints.parameters import FUSED, LivePlace, Parameter, parameters, ranks_sharing, rows_of
 from align.checkpoints.shards import split
 from align.checkpoints.table import Structure
 
 EQUAL, DIFFERS, NOT_OBSERVABLE = "equal", "differs", "not observable"
+#: ``why`` of an expert that differs, before the tensor's name: a loader may have looked for it under its own.
+PACKED = "the checkpoint holds the experts of this layer in one tensor,"
 #: Tensor that a tied head shares.
 _EMBEDDING = "model.embed_tokens.weight"
 #: Rows of a difference that are listed.
@@ -46,7 +49,10 @@ class Audited:
         max_abs: largest difference.
         why: reason of ``not observable``, or what is remarkable.
         holds: what a parameter that differs holds instead, if that is something known: another tensor of the
-            checkpoint, another rank's share, its own rows in another order, zeros.
+            checkpoint, another rank's share, other heads, its own rows in another order, zeros.
+        heads: of a parameter of heads that differs: the checkpoint's heads that it holds, if each is one.
+        heads_due: the heads that this rank should hold.
+        expert_held: of an expert's parameter that differs under expert parallelism: the expert that it is of.
     """
 
     parameter: str
@@ -60,6 +66,9 @@ class Audited:
     max_abs: float = 0.0
     why: str = ""
     holds: str = ""
+    heads: tuple[int, ...] = ()
+    heads_due: tuple[int, ...] = ()
+    expert_held: int | None = None
 
 
 class LiveWeights:
@@ -67,23 +76,49 @@ class LiveWeights:
 
     Args:
         model: root of the causal language model.
-        rank: global rank; ``tp_rank`` decides the share.
+        rank: global rank, by which experts are shared; of all else ``tp_rank`` decides the share.
     """
 
     def __init__(self, model: torch.nn.Module, structure: Structure, rank: int, tp_rank: int) -> None:
         self._structure, self._rank, self._tp_rank = structure, rank, tp_rank
+        #: The experts that this rank holds: all, or with expert parallelism as many in a row as each rank.
+        self._experts = split(max(1, structure.experts), structure.ep, rank if structure.ep > 1 else 0)
         #: Tied parameters appear under both names.
         self._live = dict(model.named_parameters(remove_duplicate=False))
         self._parameters = list(parameters(structure))
-        self._by_kind = {(one.kind, one.layer, one.bias): one for one in self._parameters}
+        self._by_kind = {(one.kind, one.layer, one.bias): one for one in self._parameters if one.sole}
 
     def _part(self, one: Parameter) -> Tensor | None:
         """This rank's part of a parameter, as it lives on the device; ``None`` if it is not there."""
-        live = self._live.get(one.live)
-        if live is None:
+        place = self._place(one)
+        if place is None:
             return None
-        first, share = rows_of(one, self._structure, self._tp_rank)
-        return live.detach() if share is None else live.detach()[first : first + share.count]
+        live = self._live[place.name].detach()
+        if place.index is not None:
+            local = place.index - self._experts.start
+            other = self._structure.ep > 1 and len(live) != self._experts.count
+            if other or not 0 <= local < len(live):
+                return None
+            live = live[local]
+        if place.transposed:
+            live = live.T
+        first, share = rows_of(one, self._structure, self._place_in(one))
+        return live if share is None else live[first : first + share.count]
+
+    def _place_in(self, one: Parameter) -> int:
+        """This rank's place among those that share a parameter."""
+        if one.expert is None:
+            return self._tp_rank
+        return self._rank if ranks_sharing(one, self._structure) > 1 else 0
+
+    def _elsewhere(self, one: Parameter) -> bool:
+        """Whether it is of an expert that another rank holds."""
+        first = self._experts.start
+        return one.expert is not None and not first <= one.expert < first + self._experts.count
+
+    def _place(self, one: Parameter) -> LivePlace | None:
+        """Where this engine holds it."""
+        return next((place for place in one.places if place.name in self._live), None)
 
     def weight(self, kind: str, layer: int | None) -> Tensor | None:
         """Weight of the operator that produces a checkpoint: ``[out, in]`` of this rank, ``[n]`` of a norm."""
@@ -108,13 +143,15 @@ class LiveWeights:
         """Compare every parameter with the checkpoint's files."""
         with ExitStack() as stack:
             files = _index(model_path, stack)
-            seen = set()
+            seen: set[str] = set()
             for one in self._parameters:
                 tensor = one.tensor
                 if tensor not in files and one.kind == "logits" and self._structure.tied:
                     tensor = _EMBEDDING
                 live = self._part(one)
-                seen.add(one.live)
+                seen.update(place.name for place in one.places)
+                if self._elsewhere(one):
+                    continue
                 if live is None and one.tensor not in files:
                     continue  # a bias or a tied head that this model does not have
                 yield self._compare(one, tensor, files, live)
@@ -123,7 +160,9 @@ class LiveWeights:
 
     def _compare(self, one: Parameter, tensor: str, files: Mapping[str, Any], live: Tensor | None) -> Audited:
         handle = files.get(tensor)
-        place = one.live + (f"[{one.part}]" if one.part else "")
+        found = self._place(one) or one.places[0]
+        place = found.name + ("" if found.index is None else f"[{found.index - self._experts.start}]")
+        place += f"[{one.part}]" if one.part else ""
         about = (one.kind, one.layer, place, self._rank)
         if live is None:
             return Audited(one.tensor, NOT_OBSERVABLE, *about, why="the engine has no such parameter")
@@ -147,7 +186,36 @@ class LiveWeights:
         gap = (stored[apart].float() - current[apart].float()).abs().nan_to_num(float("inf")).max()
         listed = tuple(int(row) + start for row in rows[:_LISTED])
         holds = self._holds(one, current, stored, whole, files)
-        return Audited(one.tensor, DIFFERS, *about, rows=listed, rows_total=len(rows), max_abs=float(gap), holds=holds)
+        held = [other.expert for other in self._parameters if other.tensor == holds and self._structure.ep > 1]
+        heads, due = self._heads(one, current, whole)
+        if heads and not holds:
+            holds = f"heads {', '.join(map(str, heads))}"
+        return Audited(
+            one.tensor, DIFFERS, *about, rows=listed, rows_total=len(rows), max_abs=float(gap), holds=holds,
+            heads=heads, heads_due=due, why=f"{PACKED} {handle.tensor}" if isinstance(handle, PackedExpert) else "",
+            expert_held=held[0] if held else None,
+        )  # fmt: skip
+
+    def _heads(self, one: Parameter, current: Tensor, whole: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """``(heads of the checkpoint's tensor that a live parameter holds, heads that it should hold)``.
+
+        The first are empty where one of its heads is none of the tensor's; both for what has no heads, and with one
+        rank, which holds them all.
+        """
+        axis = dict(FUSED.get(one.part, ())).get(one.part, "")
+        if axis not in ("heads", "kv_heads") or self._structure.tp == 1:
+            return (), ()
+        width = self._structure.head_dim
+        stored = whole.reshape(-1, width, *whole.shape[1:])
+        found: list[int] = []
+        for head in current.reshape(-1, width, *current.shape[1:]):
+            same = next((at for at, other in enumerate(stored) if _same(head, other)), None)
+            if same is None:
+                found = []
+                break
+            found.append(same)
+        due = split(self._structure.size(axis), self._structure.tp, self._tp_rank)
+        return tuple(found), tuple(range(due.start, due.start + due.count))
 
     def _holds(self, one: Parameter, current: Tensor, stored: Tensor, whole: Tensor, files: Mapping[str, Any]) -> str:
         """What a live parameter holds instead of ``stored``, its rank's share of ``whole``; empty if it is unknown."""
@@ -155,8 +223,8 @@ class LiveWeights:
             return "zeros"
         if current.dim() > 1 and current.shape[0] == current.shape[1] and torch.equal(current, stored.T):
             return "its transpose"
-        for rank in range(self._structure.tp):
-            if rank != self._tp_rank and _same(current, self._share(one, whole, current, rank)[1]):
+        for rank in range(ranks_sharing(one, self._structure)):
+            if rank != self._place_in(one) and _same(current, self._share(one, whole, current, rank)[1]):
                 return f"the share of rank {rank}"
         near = [
             other
@@ -175,7 +243,7 @@ class LiveWeights:
 
     def _share(self, one: Parameter, stored: Tensor, live: Tensor, of_rank: int | None = None) -> tuple[int, Tensor]:
         """``(first row, share)`` of the checkpoint's tensor that this rank, or another one, should hold."""
-        tp, rank = self._structure.tp, self._tp_rank if of_rank is None else of_rank
+        tp, rank = ranks_sharing(one, self._structure), self._place_in(one) if of_rank is None else of_rank
         _, share = rows_of(one, self._structure, rank)
         if share is not None:
             return share.start, stored[share.start : share.start + share.count]
@@ -211,7 +279,7 @@ def _index(model_path: Path, stack: ExitStack) -> dict[str, Any]:
         handle = stack.enter_context(safe_open(path, framework="pt"))
         for name in handle.keys():  # noqa: SIM118 - not a mapping
             found[name] = handle
-    return found
+    return {**found, **unpacked(found)}
 
 
 def write_audit(directory: Path, rank: int, audited: Iterator[Audited]) -> None:

@@ -1,7 +1,11 @@
-"""Every checkpoint of a dense model out of transformers, in canonical form, from one forward over a whole sequence.
+"""Every checkpoint of a model out of transformers, in canonical form, from one forward over a whole sequence.
 
 Modules are watched from outside with hooks, the attention function where the model's own file calls it: queries and
-keys after the rotation exist nowhere else. Nothing is computed a second time.
+keys after the rotation exist nowhere else. Nothing is computed a second time but the logits of routers, of which
+transformers hands on the softmax alone.
+
+A router follows the experts that it is given (:attr:`Watcher.experts`): where two scores are as near as rounding makes
+them, its own choice says nothing about who is right, and everything behind would be another computation.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ ABSENT = {
     "attn.kv_start_indices": "golden has no cache slots",
     "attn.o_partial": "golden runs on one rank",
     "mlp.down_partial": "golden runs on one rank",
+    "moe.topk_ids": "golden follows the experts that both sides used",
 }
 #: Module below a layer → checkpoint of its result.
 _RESULTS = {
@@ -32,12 +37,13 @@ _RESULTS = {
     "self_attn.k_norm": "attn.k_norm",
     "self_attn.o_proj": "attn.o",
     "post_attention_layernorm": "mlp_norm",
-    "mlp.gate_proj": "mlp.gate",
-    "mlp.up_proj": "mlp.up",
-    "mlp.down_proj": "mlp.down",
 }
+_DENSE = {"mlp.gate_proj": "mlp.gate", "mlp.up_proj": "mlp.up", "mlp.down_proj": "mlp.down"}
+_EXPERTS = {"mlp.experts": "moe.routed", "mlp": "moe.out"}
+_SHARED = {"mlp.shared_expert": "moe.shared", "mlp.shared_expert_gate": "moe.shared_gate"}
 #: Module below a layer → checkpoint of what it is given.
-_GIVEN = {"": "block_in", "post_attention_layernorm": "mid", "mlp.down_proj": "mlp.act"}
+_GIVEN = {"": "block_in", "post_attention_layernorm": "mid"}
+_DENSE_GIVEN = {"mlp.down_proj": "mlp.act"}
 _ATTENTION = "eager_attention_forward"
 
 
@@ -48,13 +54,18 @@ class Watcher:
         model: of ``AutoModelForCausalLM``, with eager attention.
         structure: of the model, on one rank.
 
+    Attributes:
+        experts: by layer, the experts that its router is to choose, int64 ``[T, top_k]``; a row of −1 leaves the choice
+            to the router, and so does a layer that is not in it.
+
     Raises:
-        ValueError: the model is not built as the dense ones are; names what is missing.
+        ValueError: the model is not built as the known ones are; names what is missing.
     """
 
     def __init__(self, model: Any, structure: Structure) -> None:
         self._model, self._structure = model, structure
         self._found: dict[str, Tensor] = {}
+        self.experts: Mapping[int, Tensor] = {}
         self._layer_of: dict[int, int] = {}
         layers = getattr(getattr(model, "model", None), "layers", None)
         if layers is None or len(layers) != structure.layers:
@@ -85,14 +96,19 @@ class Watcher:
         self._after(self._model.lm_head, "logits")
         for index, layer in enumerate(core.layers):
             at = f"layers.{index}."
-            for path, kind in _RESULTS.items():
+            routed = _below(layer, "mlp.experts") is not None
+            shared = routed and _below(layer, "mlp.shared_expert") is not None
+            results = {**_RESULTS, **(_EXPERTS if routed else _DENSE), **(_SHARED if shared else {})}
+            for path, kind in results.items():
                 module = _below(layer, path)
                 if module is not None:
                     self._after(module, at + kind)
                 elif not path.endswith(("q_norm", "k_norm")):
                     raise ValueError(f"layer {index} of {type(self._model).__name__} has no {path}")
-            for path, kind in _GIVEN.items():
+            for path, kind in (_GIVEN if routed else {**_GIVEN, **_DENSE_GIVEN}).items():
                 self._before(_below(layer, path), at + kind)
+            if routed:
+                self._route(_below(layer, "mlp.gate"), index)
             self._layer_of[id(layer.self_attn)] = index
         self._stack.enter_context(_replaced(sys.modules[type(core.layers[0].self_attn).__module__], self._attend))
 
@@ -107,9 +123,31 @@ class Watcher:
         handle = module.register_forward_pre_hook(hook, with_kwargs=True)
         self._stack.callback(handle.remove)
 
+    def _route(self, gate: Any, layer: int) -> None:
+        """Watch a router, whose result is ``(softmax, weights, ids)``, and let it follow the given experts."""
+        if gate is None or not hasattr(gate, "weight"):
+            raise ValueError(f"layer {layer} of {type(self._model).__name__} has experts, and no router with a weight")
+
+        def hook(module: Any, args: Sequence[Any], result: tuple[Tensor, Tensor, Tensor]) -> Any:
+            scores, weights, ids = result
+            self._keep(f"layers.{layer}.moe.router_logits", torch.nn.functional.linear(args[0], module.weight))
+            given = self.experts.get(layer)
+            if given is not None:
+                ids = torch.where(given < 0, ids, given)
+                weights = scores.gather(-1, ids)
+                if getattr(module, "norm_topk_prob", False):
+                    weights = weights / weights.sum(-1, keepdim=True)
+            by_expert = torch.zeros_like(scores).scatter(-1, ids, weights)
+            self._keep(f"layers.{layer}.moe.topk_weights", by_expert)
+            return scores, weights, ids
+
+        handle = gate.register_forward_hook(hook)
+        self._stack.callback(handle.remove)
+
     def _keep(self, name: str, value: Tensor) -> None:
-        """``[1, T, …]`` to ``[T, …]``; of projections the last axis is split into heads."""
-        rows = value.detach()[0]
+        """``[1, T, …]``, or ``[T, C]`` of what has no batch, to ``[T, …]``; projections are split into heads."""
+        rows = value.detach()
+        rows = rows[0] if rows.dim() > 2 else rows
         if name.endswith((".attn.q", ".attn.k", ".attn.v")):
             rows = rows.reshape(rows.shape[0], -1, self._structure.head_dim)
         # Modules may hand on what they were given, and the next one may write into it.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import json
 import os
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -14,6 +16,7 @@ from adapters.base import SAMPLING_PREFIX, EngineSpec, Observation, Progress, Re
 from adapters.mistakes import require_options
 from adapters.probe.adapter import ProbedAdapter, simulated_numerics
 from adapters.probe.live import worker_observations
+from align.checkpoints.table import structure_of
 
 #: What vllm-ascend must not do behind our back; unknown keys are ignored by it, so they are read back.
 _ADDITIONAL_CONFIG: dict[str, Any] = {
@@ -33,6 +36,53 @@ def _keywords(made: type) -> set[str]:
     return {one.name for one in inspect.signature(made).parameters.values() if one.kind in named}
 
 
+def experts_of(model_path: str) -> int:
+    """How many experts a layer of a checkpoint has; 0 for a dense model, and for one without a table."""
+    config = json.loads((Path(model_path) / "config.json").read_text(encoding="utf-8"))
+    try:
+        return structure_of(config).experts
+    except ValueError:
+        return 0
+
+
+def group_environment(spec: EngineSpec) -> dict[str, str]:
+    """How an engine in this process learns which data-parallel group of several it is.
+
+    ``LLM`` refuses to be told so by its arguments; vLLM 0.23.0 has these variables for engines that are started beside
+    each other (``ParallelConfig``).
+    """
+    return {
+        "VLLM_DP_SIZE": str(spec.dp),
+        "VLLM_DP_RANK": str(spec.dp_rank),
+        "VLLM_DP_RANK_LOCAL": str(spec.dp_rank),
+        "VLLM_DP_MASTER_IP": "127.0.0.1",
+        "VLLM_DP_MASTER_PORT": str(spec.master_port),
+    }
+
+
+def number_engine(arguments: type, dp_rank: int) -> None:
+    """Let the engine be one data-parallel group of a dense model, as vLLM itself would make it.
+
+    vLLM 0.23.0 runs the groups of a dense model as engines that know nothing of each other: each is told that there is
+    one group, and keeps its own number, which decides its devices (``EngineCoreProc.run_engine_core``). It offers that
+    behind a server only; several groups in one process, or as peers offline, are refused for dense models (``LLM``,
+    ``ParallelConfig``).
+
+    Args:
+        arguments: vLLM's ``EngineArgs``.
+    """
+    original: Any = arguments.create_engine_config  # type: ignore[attr-defined]
+
+    @functools.wraps(original)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = original(self, *args, **kwargs)
+        config.parallel_config.data_parallel_index = dp_rank
+        config.parallel_config.data_parallel_rank_local = dp_rank
+        return config
+
+    arguments.create_engine_config = create_engine_config  # type: ignore[attr-defined]
+
+
 class VllmAdapter(ProbedAdapter):
     name = "vllm"
 
@@ -40,21 +90,20 @@ class VllmAdapter(ProbedAdapter):
         super().__init__()
         self._llm: Any = None
         self._sampling: dict[str, Any] = {}
-        self._ranks = 1
+        self._dp = 1
 
     # ------------------------------------------------------------------------------------------------- launch
 
     def _build(self, spec: EngineSpec, progress: Progress) -> None:
-        if spec.dp != 1 or spec.ep != 1:
-            raise ValueError(
-                f"vllm: layout tp{spec.tp} dp{spec.dp} ep{spec.ep} is not launched by this version; use dp 1 and ep 1"
-            )
         options = split_options(spec.options)
         # The engine core must run in this process: only then are all requests of a group known before the first step.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
+        self._together = spec.dp > 1 and experts_of(spec.model_path) > 0
+        if self._together:
+            os.environ.update(group_environment(spec))
         options.export()
-        self._sampling, self._ranks = options.sampling, spec.tp
+        self._sampling, self._dp = options.sampling, spec.dp
         progress("import", "vllm and vllm-ascend")
         from vllm import LLM, SamplingParams
         from vllm.engine.arg_utils import EngineArgs
@@ -66,7 +115,10 @@ class VllmAdapter(ProbedAdapter):
         require_options(self.name, spec.side, options.sampling, known, SAMPLING_PREFIX)
         from adapters.vllm.forcing import ForcingProcessor
 
-        progress("build", f"{Path(spec.model_path).name} in {spec.dtype}, tp {spec.tp}")
+        groups = "" if spec.dp == 1 else f", dp {spec.dp} rank {spec.dp_rank}"
+        progress("build", f"{Path(spec.model_path).name} in {spec.dtype}, tp {spec.tp}{groups}")
+        if spec.dp > 1 and not self._together:
+            number_engine(EngineArgs, spec.dp_rank)
         self._llm = LLM(**self._arguments(spec, options.engine, ForcingProcessor))
 
     def _arguments(self, spec: EngineSpec, overrides: Mapping[str, Any], processor: type) -> dict[str, Any]:
@@ -76,6 +128,7 @@ class VllmAdapter(ProbedAdapter):
             "skip_tokenizer_init": True,
             "dtype": spec.dtype,
             "tensor_parallel_size": spec.tp,
+            "enable_expert_parallel": spec.ep > 1,
             "enforce_eager": True,
             "max_model_len": spec.max_model_len,
             "max_num_seqs": spec.max_batch,
@@ -96,8 +149,6 @@ class VllmAdapter(ProbedAdapter):
     @staticmethod
     def _cache_bytes(spec: EngineSpec) -> int:
         """Enough for ``num_blocks`` blocks of the model's layers, both keys and values, in a two-byte dtype."""
-        import json
-
         config = json.loads((Path(spec.model_path) / "config.json").read_text(encoding="utf-8"))
         heads = config.get("num_key_value_heads") or config["num_attention_heads"]
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -122,6 +173,7 @@ class VllmAdapter(ProbedAdapter):
             Observation("dtype", str(model.dtype).removeprefix("torch."), "model_config.dtype"),
             Observation("tp", parallel.tensor_parallel_size, "parallel_config.tensor_parallel_size"),
             Observation("dp", parallel.data_parallel_size, "parallel_config.data_parallel_size"),
+            *self._group(parallel),
             Observation("expert_parallel", bool(parallel.enable_expert_parallel), "parallel_config"),
             Observation("block_size", cache.block_size, "cache_config.block_size"),
             Observation("num_blocks", cache.num_gpu_blocks, "cache_config.num_gpu_blocks"),
@@ -141,6 +193,10 @@ class VllmAdapter(ProbedAdapter):
             *worker_observations(self._probe_dir, self._ranks),
         ]
 
+    def _group(self, parallel: Any) -> list[Observation]:
+        """Which data-parallel group this engine is. Of a dense model it was not told how many there are."""
+        return [] if self._dp == 1 else [Observation("dp_rank", parallel.data_parallel_index, "parallel_config")]
+
     # ----------------------------------------------------------------------------------------------- generate
 
     def _key(self, generation: int, index: int, request: Request) -> str:
@@ -150,13 +206,19 @@ class VllmAdapter(ProbedAdapter):
         engine = self._llm.llm_engine
         waiting = sorted(requests, key=lambda key: requests[key].arrival)
         returned: dict[str, list[int]] = {}
+        arrivals = {*self._arrivals, *(request.arrival for request in requests.values())}
         step = 0
-        while waiting or engine.has_unfinished_requests():
-            if not engine.has_unfinished_requests():
-                step = max(step, requests[waiting[0]].arrival)  # the engine ran dry: the next arrival comes now
+        while True:
             while waiting and requests[waiting[0]].arrival <= step:
                 self._add(engine, waiting[0], requests[waiting[0]])
                 waiting.pop(0)
+            # Groups that step together agree on this: each has to ask as often as the others.
+            if not engine.has_unfinished_requests():
+                later = [arrival for arrival in arrivals if arrival > step]
+                if not later:
+                    break
+                step = min(later)  # no engine has anything left: the next arrival comes now
+                continue
             for output in engine.step():
                 if output.finished:
                     key = output.request_id

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from adapters.probe.births import told
 from adapters.probe.launch import probe_dir
 from adapters.probe.live import OncePerRun, write_facts, write_live
-from adapters.probe.steplog import process_log
+from adapters.probe.steplog import StepLog, process_log
 from adapters.probe.worker import Worker
-from adapters.vllm import observe
+from adapters.vllm import experts, observe
 
 #: Name of our entry in ``SamplingParams.extra_args``.
 KEY = "align_key"
@@ -18,10 +19,25 @@ _keys: dict[str, str] = {}
 _runs = OncePerRun()
 
 
-def _rank() -> int:
+def _dp_rank(runner: Any) -> int:
+    """The data-parallel group; engines of dense models know their own number alone (``data_parallel_index``)."""
+    return int(runner.vllm_config.parallel_config.data_parallel_index)
+
+
+def _rank(runner: Any) -> int:
+    """The global rank: the world group of an engine of a dense model is that of its own data-parallel group."""
     from vllm.distributed.parallel_state import get_world_group
 
-    return int(get_world_group().rank)
+    parallel, world = runner.vllm_config.parallel_config, get_world_group()
+    if parallel.data_parallel_size > 1:
+        return int(world.rank)
+    return _dp_rank(runner) * int(world.world_size) + int(world.rank)
+
+
+def _log(runner: Any) -> StepLog:
+    found = process_log(_rank(runner), _dp_rank(runner))
+    assert found is not None
+    return found
 
 
 def _rows(scheduler_output: Any) -> list[tuple[str, int, int]]:
@@ -43,8 +59,7 @@ def _wrap_execute(original: Any) -> Any:
         for request_id in scheduler_output.finished_req_ids:
             _keys.pop(request_id, None)
         if scheduler_output.total_num_scheduled_tokens:
-            log = process_log(_rank())
-            assert log is not None
+            log = _log(self)
             log.step(_rows(scheduler_output))
             with log.watching():
                 result = original(self, scheduler_output, *args, **kwargs)
@@ -63,9 +78,11 @@ def _wrap_forward(original: Any) -> Any:
         if log is not None:
             # The scheduler's order is not the batch's: decodes come first.
             log.order([_keys[request_id] for request_id in self.input_batch.req_ids if request_id in _keys])
+            if log.in_step and log.recorder is not None and log.recorder.structure.experts:
+                log.sent(experts.live_dispatch())
             if log.in_step and _runs.first(log.generation):
                 write_facts(
-                    probe_dir(), "sampling", _rank(), observe.sampling_facts(self.input_batch.sampling_metadata)
+                    probe_dir(), "sampling", _rank(self), observe.sampling_facts(self.input_batch.sampling_metadata)
                 )
         return original(self, *args, **kwargs)
 
@@ -77,10 +94,11 @@ def _wrap_load(original: Any) -> Any:
     def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         from vllm.distributed.parallel_state import get_tp_group
 
-        self._align_worker = Worker("vllm", _rank(), int(get_tp_group().rank_in_group))
-        self._align_worker.before_build()
-        result = original(self, *args, **kwargs)
-        self._align_worker.after_load(self.model)
+        self._align_worker = Worker("vllm", _rank(self), int(get_tp_group().rank_in_group), _dp_rank(self))
+        with told(_rank(self)):
+            self._align_worker.before_build()
+            result = original(self, *args, **kwargs)
+            self._align_worker.after_load(self.model)
         return result
 
     return load_model
@@ -95,11 +113,11 @@ def _wrap_cache(original: Any) -> Any:
     @functools.wraps(original)
     def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        process_log(_rank())
+        _log(self)
         # Block 0 is vLLM's null block.
         self._align_worker.after_cache(self.vllm_config.cache_config.block_size, _caches(self), reserved=(0,))
-        facts = [*observe.worker_facts(self), *observe.start_facts(self, probe_dir(), _rank())]
-        write_live(probe_dir(), _rank(), facts)
+        facts = [*observe.worker_facts(self), *observe.start_facts(self, probe_dir(), _rank(self))]
+        write_live(probe_dir(), _rank(self), facts)
         return result
 
     return initialize_kv_cache
@@ -108,9 +126,11 @@ def _wrap_cache(original: Any) -> Any:
 def _wrap_dummy(original: Any) -> Any:
     @functools.wraps(original)
     def dummy_run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        log = process_log(_rank())
-        assert log is not None
-        log.dummy()
+        found = args[0] if args else kwargs.get("num_tokens", 0)
+        log = _log(self)
+        # Groups that step together make dummies while others have requests.
+        idle = int(self.vllm_config.parallel_config.data_parallel_size) > 1 and log.enter_announced() > 0
+        log.dummy(int(found), idle=idle)
         return original(self, *args, **kwargs)
 
     return dummy_run

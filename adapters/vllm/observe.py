@@ -14,6 +14,8 @@ import torch
 from adapters.base import Observation
 from adapters.probe import model_facts
 from adapters.probe.live import Facts, one_or_all
+from adapters.probe.parallel_code import talking
+from adapters.vllm.experts import placement
 
 #: Switches of vllm-ascend that change which kernels run or what a rank holds.
 ASCEND_SWITCHES = (
@@ -67,6 +69,10 @@ def worker_facts(runner: Any) -> list[Observation]:
     return facts.found
 
 
+#: The plugin's groups and communicators, and what they are built on.
+_PARALLEL_CODE = ("vllm_ascend.distributed", "vllm.distributed.device_communicators.base_device_communicator")
+
+
 def _layout_facts(facts: Facts, runner: Any) -> None:
     def groups() -> Any:
         from vllm.distributed import parallel_state
@@ -74,8 +80,14 @@ def _layout_facts(facts: Facts, runner: Any) -> None:
         return parallel_state
 
     config = runner.vllm_config
+    facts.read("parallel_code", "functions that call a collective", lambda: talking(_PARALLEL_CODE))
     facts.read("worker_tp", "world size of the tp group", lambda: int(groups().get_tp_group().world_size))
     facts.read("worker_dp", "world size of the dp group", lambda: int(groups().get_dp_group().world_size))
+    facts.read(
+        "worker_dp_rank",
+        "parallel_config.data_parallel_index",
+        lambda: int(config.parallel_config.data_parallel_index),
+    )
     facts.read(
         "worker_ep",
         "world size of the ep group",
@@ -168,6 +180,15 @@ def _attention_facts(facts: Facts, runner: Any) -> None:
     )
 
 
+def _experts(model: Any) -> list[Any]:
+    """The fused expert layers."""
+    return [
+        module
+        for module in model.modules()
+        if hasattr(module, "top_k") and hasattr(module, "renormalize") and hasattr(module, "global_num_experts")
+    ]
+
+
 def _size_facts(facts: Facts, runner: Any) -> None:
     model = runner.get_model()
 
@@ -178,12 +199,18 @@ def _size_facts(facts: Facts, runner: Any) -> None:
         merged = [
             module for name, module in model.named_modules() if name.endswith("gate_up_proj") and "experts" not in name
         ]
-        return one_or_all(int(module.weight.shape[0]) * int(module.tp_size) // 2 for module in merged)
+        width = one_or_all(int(module.weight.shape[0]) * int(module.tp_size) // 2 for module in merged)
+        experts = _experts(model)
+        if not experts:
+            return width
+        # [experts, intermediate, hidden] since the weights were transposed after loading.
+        widths = (int(one.w2_weight.shape[1]) * int(one.tp_size) for one in experts)
+        return {"expert": one_or_all(widths), "shared": width or 0}
 
     facts.read("layers", "attention layers of the model", lambda: len(_attentions(model)) or None)
     facts.read("vocab", "embed_tokens.org_vocab_size", lambda: int(embedding().org_vocab_size))
     facts.read("hidden", "shape of embed_tokens.weight", lambda: int(embedding().weight.shape[1]))
-    facts.read("intermediate", "shape of gate_up_proj.weight × tp", intermediate)
+    facts.read("intermediate", "shape of gate_up_proj.weight × tp, of w2_weight × tp of experts", intermediate)
     facts.read(
         "tied_head",
         "storage of lm_head.weight and embed_tokens.weight",
@@ -212,11 +239,7 @@ def _cache_facts(facts: Facts, runner: Any) -> None:
 
 def _routing_facts(facts: Facts, runner: Any) -> None:
     """Only of models with experts."""
-    experts = [
-        module
-        for module in runner.get_model().modules()
-        if hasattr(module, "top_k") and hasattr(module, "renormalize") and hasattr(module, "global_num_experts")
-    ]
+    experts = _experts(runner.get_model())
     if not experts:
         return
     facts.read(
@@ -227,6 +250,11 @@ def _routing_facts(facts: Facts, runner: Any) -> None:
             "top_k": one_or_all(int(module.top_k) for module in experts),
             "renormalize": one_or_all(bool(module.renormalize) for module in experts),
         },
+    )
+    facts.read(
+        "expert_placement",
+        "_expert_map of every fused expert layer",
+        lambda: model_facts.placed(map(placement, experts), int(experts[0].ep_rank)),
     )
 
 

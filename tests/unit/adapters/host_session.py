@@ -89,7 +89,7 @@ def main() -> None:
         mistaken = engine.launch(EngineSpec("fake", "candidate", "mistaken", "bfloat16", str(DIRECTORY)))
         mixed = engine.generate((Request("a", (1,), 1, forced=(1,)),), 5)
         full = engine.replay((), 5)
-        (DIRECTORY / "progress.json.tmp").mkdir()  # progress cannot be written any more
+        (DIRECTORY / f"progress.json.{os.getpid()}.tmp").mkdir()  # progress cannot be written any more
         answer(broken=broken, mistaken=mistaken, mixed=mixed, full=full, unwritable=engine.generate((), 5))
     elif WHAT == "threads":
         errors: list[str] = []

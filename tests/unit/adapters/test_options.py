@@ -10,6 +10,7 @@ import pytest
 
 from adapters.base import EngineSpec, Request, split_options
 from adapters.lmdeploy.adapter import LmdeployAdapter
+from adapters.lmdeploy.defaults import engine_defaults
 from adapters.vllm.adapter import VllmAdapter
 
 REQUEST = Request("r0", (1, 2, 3), 4)
@@ -79,5 +80,5 @@ def test_vllm_options_win_and_ascend_switches_are_merged(tmp_path: Path) -> None
 
 
 def test_lmdeploy_options_win(tmp_path: Path) -> None:
-    merged = {**LmdeployAdapter._defaults(spec(tmp_path)), **split_options({"block_size": 64}).engine}
+    merged = {**engine_defaults(spec(tmp_path)), **split_options({"block_size": 64}).engine}
     assert (merged["block_size"], merged["dtype"]) == (64, "bfloat16")

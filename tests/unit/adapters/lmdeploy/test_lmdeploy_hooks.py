@@ -17,7 +17,8 @@ import torch
 from adapters.base import EngineSpec, Request
 from adapters.lmdeploy import hooks, receiver
 from adapters.lmdeploy.adapter import LmdeployAdapter
-from adapters.probe import steplog
+from adapters.lmdeploy.defaults import engine_defaults
+from adapters.probe import step_reader, steplog
 from adapters.probe.live import OncePerRun, read_facts, read_live
 from adapters.probe.spec import CaptureSpec, ProbeSpec, RequestSpec, write_spec
 
@@ -31,6 +32,7 @@ class BaseModelAgent:
         self.agent_strategy = strategy
         self.forwards = 0
         self.dist_ctx = SimpleNamespace(attn_tp_group=group)
+        self.dist_config = SimpleNamespace(dp=1, dp_rank=0)
         self.cache_config = SimpleNamespace(block_size=32, num_reserved_gpu_blocks=1)
         self.cache_engine = SimpleNamespace(gpu_cache=[("keys", "values")])
         self.inside = False
@@ -68,6 +70,9 @@ class BaseModelAgent:
             raise LookupError("inside the step")
         return await self._step_postprocess_with_output(logits, inputs)
 
+    async def _prepare_dp_v1(self, inputs: Any) -> Any:
+        raise AssertionError("one group prepares nothing")
+
     async def _async_model_forward(self, inputs: Any, return_logits: bool) -> torch.Tensor:
         self.forwards += 1
         rows = torch.zeros(inputs.seq_length.shape[0], 10)
@@ -85,8 +90,8 @@ class FakeWorker:
 
     made: ClassVar[list[FakeWorker]] = []
 
-    def __init__(self, engine: str, rank: int, tp_rank: int) -> None:
-        self.about = (engine, rank, tp_rank)
+    def __init__(self, engine: str, rank: int, tp_rank: int, dp_rank: int) -> None:
+        self.about = (engine, rank, tp_rank, dp_rank)
         self.calls: list[str] = []
         self.made.append(self)
 
@@ -116,8 +121,8 @@ class FakeRecorder:
     def end(self) -> None:
         self.calls.append(f"end {self.agent.forwards}")
 
-    def dummy(self) -> None:
-        self.calls.append("dummy")
+    def dummy(self, tokens: int) -> None:
+        self.calls.append(f"dummy of {tokens}")
 
 
 class ARModelAgentStrategy:
@@ -127,8 +132,9 @@ class ARModelAgentStrategy:
 
 def batch(history: list[int], lengths: list[int], is_dummy: bool = False, broken: bool = False) -> Any:
     return SimpleNamespace(
-        history_lengths=torch.tensor(history), seq_length=torch.tensor(lengths), is_dummy=is_dummy, broken=broken
-    )
+        history_lengths=torch.tensor(history), seq_length=torch.tensor(lengths), is_dummy=is_dummy, broken=broken,
+        input_ids=torch.zeros(1, sum(lengths), dtype=torch.long),
+    )  # fmt: skip
 
 
 def sessions(*numbers: int) -> Any:
@@ -146,7 +152,11 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("ALIGN_PROBE_DIR", str(tmp_path))
     fake: Any = ModuleType("lmdeploy.pytorch.strategies.ar.model_agent")
     fake.ARModelAgentStrategy = type("ARModelAgentStrategy", (ARModelAgentStrategy,), {})
-    for name in ("lmdeploy", "lmdeploy.pytorch", "lmdeploy.pytorch.strategies", "lmdeploy.pytorch.strategies.ar"):
+    maker: Any = ModuleType("lmdeploy.pytorch.engine.model_agent.inputs_maker")
+    maker.DPForwardInputsMaker = type("DPForwardInputsMaker", (), {"get": lambda self: None})
+    monkeypatch.setitem(sys.modules, maker.__name__, maker)
+    packages = ("strategies", "strategies.ar", "engine", "engine.model_agent")
+    for name in ("lmdeploy", "lmdeploy.pytorch", *(f"lmdeploy.pytorch.{one}" for one in packages)):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
     cls = type("BaseModelAgent", (BaseModelAgent,), {})
@@ -162,11 +172,11 @@ def test_rows_are_known_by_session_and_position_and_tokens_are_forced(agent: Any
     write_spec(tmp_path, ProbeSpec(1, 2, {"7": RequestSpec("a", 3, 2, (5, 6)), "9": RequestSpec("b", 2, 2)}))
     assert step(agent, batch([0, 0], [3, 2]), sessions(7, 9)) == [5, 1]
     assert step(agent, batch([2, 3], [1, 1]), sessions(9, 7)) == [1, 6]
-    first, second = steplog.read_steps(tmp_path, 1)
+    first, second = step_reader.read_steps(tmp_path, 1)
     assert [(row.request, row.start, row.count) for row in first.rows] == [("a", 0, 3), ("b", 0, 2)]
     assert [(row.request, row.start, row.count) for row in second.rows] == [("b", 2, 1), ("a", 3, 1)]
     assert (first.phase, second.phase) == ("prefill", "decode")
-    a, b = steplog.read_generations(tmp_path, 1, ["a", "b"])
+    a, b = step_reader.read_generations(tmp_path, 1, ["a", "b"])
     assert (a.token_ids, a.greedy_ids, b.token_ids) == ((5, 6), (1, 1), (1, 1))
 
 
@@ -228,7 +238,7 @@ def test_the_worker_is_told_when_the_model_and_the_cache_are_there(
     agent.dist_ctx.attn_tp_group = None if rank is None else SimpleNamespace(rank=rank)
     assert (agent.build_model(), agent.build_cache_engine()) == ("built", "cached")
     (worker,) = FakeWorker.made
-    assert worker.about == ("lmdeploy", 0, rank or 0)
+    assert worker.about == ("lmdeploy", 0, rank or 0, 0)
     assert worker.calls == ["before build", "loaded the model", "cached 32, 1 layers, reserved (0,)"]
 
 
@@ -246,7 +256,7 @@ def test_a_step_begins_before_its_forward_and_ends_behind_it(agent: Any, tmp_pat
     assert recorder.calls == [
         "begin 1.0 prefill ['a', 'b'] False 1",
         "end 2",
-        "dummy",
+        "dummy of 1",
         "end 3",
         "begin 1.1 decode ['b', 'a'] True 3",
         "end 4",
@@ -274,15 +284,24 @@ def test_forwards_of_the_warm_up_are_counted_and_the_worker_says_what_it_runs(ag
     assert [json.loads(line)["event"] for line in lines] == ["dummy", "dummy"], "two inside, none before or after"
     facts = {fact.name: fact for fact in read_live(tmp_path)[0]}
     assert facts["dummy_forwards"].value == 2
-    assert facts["worker_tp"].value is None, "this agent has no configuration"
+    assert facts["worker_tp"].value is None, "this agent does not know it"
 
 
-def test_layouts_that_are_not_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALIGN_PROBE_DIR", str(tmp_path))
-    for changes in ({"dp": 2}, {"ep": 2}):
-        spec = EngineSpec("lmdeploy", "candidate", "/m", "bfloat16", str(tmp_path), **changes)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="use dp 1 and ep 1"):
-            LmdeployAdapter().launch(spec, lambda stage, detail="": None)
+@pytest.mark.parametrize(
+    ("layout", "asked"),
+    [
+        ((2, 1, 1), {"tp": 2, "distributed_executor_backend": "mp"}),
+        ((2, 1, 2), {"tp": 2, "ep": 2, "distributed_executor_backend": "mp"}),
+        ((1, 2, 2), {"tp": 1, "dp": 2, "ep": 2, "dp_rank": 0, "distributed_executor_backend": "ray"}),
+        ((2, 2, 4), {"tp": 2, "dp": 2, "ep": 4, "dp_rank": 0, "distributed_executor_backend": "ray"}),
+    ],
+)
+def test_layouts_in_the_engines_own_words(layout: tuple[int, int, int], asked: dict[str, Any]) -> None:
+    """With experts spread over the ranks ``tp`` is that of one group; else it counts all ranks."""
+    tp, dp, ep = layout
+    given = engine_defaults(EngineSpec("lmdeploy", "candidate", "/m", "bfloat16", "/w", tp=tp, dp=dp, ep=ep))
+    names = ("tp", "dp", "ep", "dp_rank", "mlp_tp_size", "moe_tp_size", "distributed_executor_backend")
+    assert {name: given[name] for name in names if name in given} == asked
 
 
 def test_runs_have_sessions_of_their_own() -> None:

@@ -121,6 +121,13 @@ def test_paged_attention_has_one_query_per_row() -> None:
     assert lists(read) == ([1, 1], [2, 1], None, True)
 
 
+@pytest.mark.parametrize(("size", "expected"), [(None, 2), (0, 2), (4, 4)])
+def test_the_block_size_is_the_argument_or_else_the_caches(size: int | None, expected: int) -> None:
+    more = {} if size is None else {"block_size": size}
+    assert read_of(cache_operators()[FIA], values(**more)).block_size == expected
+    assert read_of(cache_operators()[FIA], values(block_table=None, actual_seq_lengths_kv=[2, 5])).block_size is None
+
+
 def test_flash_attention_reads_no_cache() -> None:
     given = {"key": torch.zeros(5, 1, 8), "value": torch.zeros(5, 1, 8), "seq_len": T([2, 3])}
     read = read_of(cache_operators()["atb::_npu_flash_attention"], given)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from adapters.base import RowSpan
+from adapters.probe.hung import Hung
 from adapters.probe.indices import IndexRecorder, hang_up
 from adapters.probe.taps import Tap
 from align.ledger.ledger import audit
@@ -57,6 +58,8 @@ class Attention:
         self.moved: dict[int, int] = {}
         #: What is added to the lengths, in place, once this layer has attended.
         self.lengthens = 0
+        #: Whether attention takes the cache for one of blocks half as long.
+        self.halves = False
 
     def forward(self, rows: torch.Tensor, attn_metadata: Any) -> torch.Tensor:
         meta = attn_metadata
@@ -65,7 +68,9 @@ class Attention:
             torch.ops.atb._npu_reshape_and_cache(rows, rows + 1, *self.cache, slots)
         out = torch.empty_like(rows)
         if meta.paged:
-            torch.ops.atb._npu_paged_attention(rows, *self.cache, 1, 1, 1.0, meta.block_tables, meta.kv, out)
+            size = SIZE // 2 if self.halves else SIZE
+            taken = [one.view(-1, size, HEADS, DIM) for one in self.cache]
+            torch.ops.atb._npu_paged_attention(rows, *taken, 1, 1, 1.0, meta.block_tables, meta.kv, out)
         else:
             torch.ops.atb._npu_flash_attention(rows, rows, rows, rows, meta.kv, 1.0, 1, 1, out)
         meta.kv += self.lengthens
@@ -118,7 +123,7 @@ def made(directory: Path, dtype: torch.dtype = torch.float32, known: bool = True
     writer = LedgerWriter(directory, 0)
     pairs = [(cache[0], cache[1]) for cache in caches] if known else []
     recorder = IndexRecorder(writer, 0, LAYERS, (0,), pairs)
-    assert hang_up(recorder, TAPS, SimpleNamespace(layers=layers), LAYERS) == {}
+    assert hang_up(recorder, TAPS, SimpleNamespace(layers=layers), LAYERS, Hung()) == {}
     return Engine(recorder, layers, writer, directory)
 
 
@@ -195,6 +200,21 @@ def test_a_layer_of_its_own_is_kept_apart(tmp_path: Path) -> None:
     assert sorted(first.other) == [1] and first.other[1].slots.tolist() == [4, 5, 6, 12, 14]
 
 
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_a_layer_that_takes_blocks_of_another_length_is_found(tmp_path: Path, layer: int) -> None:
+    engine = made(tmp_path)
+    usual(engine)
+    assert [one.reader_block for one in engine.records().records] == [None, SIZE, SIZE] and kinds(engine) == []
+    engine = made(tmp_path / "broken")
+    engine.layers[layer].halves = True
+    usual(engine)
+    assert [one.reader_block for one in engine.records().records] == [None, SIZE // 2, SIZE // 2]
+    (wrong,) = audit(engine.records().records).wrongs
+    assert (wrong.kind, wrong.step) == ("reader_block_size", 1)
+    assert dict(wrong.detail) == {"used": SIZE // 2, "block_size": SIZE}
+    assert wrong.reach == {"a": (0, 3), "b": (0, 2)}  # from its first decode on, which reads the cache
+
+
 def test_lengths_that_a_layer_changes_for_the_next_ones_are_found(tmp_path: Path) -> None:
     """In place, so that what was handed to layer 0 must be kept as it was."""
     engine = made(tmp_path)
@@ -254,7 +274,7 @@ def test_a_pool_that_was_never_zero_says_nothing(tmp_path: Path, used: bool) -> 
     cache = torch.full((2, BLOCKS, SIZE, HEADS, DIM), float(used))
     recorder = IndexRecorder(LedgerWriter(tmp_path, 0), 0, 1, (0,), [(cache[0], cache[1])] if used else [])
     layer = Attention(cache)
-    hang_up(recorder, TAPS, SimpleNamespace(layers=[layer]), 1)
+    hang_up(recorder, TAPS, SimpleNamespace(layers=[layer]), 1, Hung())
     Engine(recorder, [layer], LedgerWriter(tmp_path / "other", 0), tmp_path).step(0, "prefill", ("a", 0, 1))
     found = read_records(tmp_path)
     assert found is not None and found.records[0].dirty is None
@@ -298,5 +318,5 @@ def test_what_could_not_be_seen_is_said(tmp_path: Path) -> None:
 def test_an_attention_that_is_not_there_is_named(tmp_path: Path) -> None:
     recorder = IndexRecorder(LedgerWriter(tmp_path, 0), 0, 2)
     layers: Sequence[Any] = [SimpleNamespace(forward=lambda hidden: hidden)]
-    found = hang_up(recorder, TAPS, SimpleNamespace(layers=layers), 2)
+    found = hang_up(recorder, TAPS, SimpleNamespace(layers=layers), 2, Hung())
     assert sorted(found) == ["layers.0", "layers.1"] and "attn_metadata" in found["layers.0"]

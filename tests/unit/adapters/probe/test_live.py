@@ -65,20 +65,20 @@ def test_what_cannot_be_read_says_why_and_stops_nothing() -> None:
 
 
 def test_ranks_that_agree_say_one_thing() -> None:
-    merged = merge_ranks({0: [seen("heads", 4)], 1: [seen("heads", 4)]}, 2)
+    merged = merge_ranks({0: [seen("heads", 4)], 1: [seen("heads", 4)]}, range(2))
     assert merged == [seen("heads", 4)]
 
 
 def test_ranks_that_differ_are_told_apart() -> None:
-    (merged,) = merge_ranks({0: [seen("eps", 1e-6)], 1: [seen("eps", 1e-5)]}, 2)
+    (merged,) = merge_ranks({0: [seen("eps", 1e-6)], 1: [seen("eps", 1e-5)]}, range(2))
     assert merged.value == {"rank 0": 1e-6, "rank 1": 1e-5}
     assert merged.why == RANKS_DIFFER
 
 
 def test_a_silent_rank_makes_a_fact_unreadable() -> None:
-    (absent,) = merge_ranks({0: [seen("heads", 4)]}, 2)
+    (absent,) = merge_ranks({0: [seen("heads", 4)]}, range(2))
     assert absent.value is None and absent.why == "rank 1 did not report it"
-    (unread,) = merge_ranks({0: [seen("heads", 4)], 1: [seen("heads", None, "no such attribute")]}, 2)
+    (unread,) = merge_ranks({0: [seen("heads", 4)], 1: [seen("heads", None, "no such attribute")]}, range(2))
     assert unread.value is None and unread.why == "no such attribute"
 
 
@@ -87,9 +87,9 @@ def test_all_kinds_reach_the_driver_and_sampling_may_be_of_one_rank(tmp_path: Pa
         write_facts(tmp_path, LIVE, rank, [seen("heads", 4)])
         write_facts(tmp_path, START, rank, [seen("dummy_forwards", 1)])
     write_facts(tmp_path, SAMPLING, 1, [seen("greedy", True)])
-    found = {fact.name: fact.value for fact in worker_observations(tmp_path, 2)}
+    found = {fact.name: fact.value for fact in worker_observations(tmp_path, range(2))}
     assert found == {"heads": 4, "dummy_forwards": 1, "greedy": True}
-    assert worker_observations(tmp_path / "nowhere", 2) == []
+    assert worker_observations(tmp_path / "nowhere", range(2)) == []
 
 
 def test_one_value_or_the_distinct_ones() -> None:

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from adapters.mistakes import Mistake, read_mistake
+from adapters.probe import steplog
 from adapters.probe.patch import PatchContext, Patches
+from adapters.probe.spec import ProbeSpec, RequestSpec, write_spec
 
 
 class Base:
@@ -106,6 +108,47 @@ def test_a_parameter_of_a_torch_module_comes_back(context: PatchContext) -> None
     context.undo()
     assert layer.weight is weight
     assert list(dict(layer.named_parameters())) == ["weight", "bias"]
+
+
+@pytest.mark.parametrize("at", [..., 1, slice(0, 2), [0, 2], (slice(None), 1)])
+def test_values_that_were_assigned_come_back(at: Any, context: PatchContext) -> None:
+    weight = nn.Parameter(torch.arange(12.0).reshape(3, 4))
+    before = weight.detach().clone()
+    context.assign(weight, 7.5, at)
+    wanted = before.clone()
+    wanted[at] = 7.5
+    assert torch.equal(weight, wanted) and not torch.equal(weight, before)
+    context.assign(weight, -wanted[at], at)
+    wanted[at] = -7.5
+    assert torch.equal(weight, wanted)
+    context.undo()
+    assert torch.equal(weight, before) and weight.requires_grad
+
+
+def test_values_are_assigned_in_the_dtype_of_the_weight(context: PatchContext) -> None:
+    weight = nn.Parameter(torch.ones(2, 2, dtype=torch.bfloat16))
+    context.assign(weight, torch.tensor([1.0009765625, 3.0]), 0)
+    assert weight[0].tolist() == [1.0, 3.0]
+    with pytest.raises(RuntimeError):
+        context.assign(weight, torch.ones(3), 0)
+
+
+def test_outside_of_a_step_there_is_none(
+    context: PatchContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(steplog, "_log", None)
+    assert (context.step, context.rows) == (-1, ())
+    log = steplog.StepLog(tmp_path, 0)
+    monkeypatch.setattr(steplog, "_log", log)
+    write_spec(tmp_path, ProbeSpec(1, 1, {"k": RequestSpec("a", 3, 4), "l": RequestSpec("b", 2, 4)}))
+    assert context.step == -1
+    log.step([("k", 0, 3), ("l", 0, 2)])
+    log.step([("k", 3, 1), ("l", 2, 1)])
+    log.order(["l", "k"])
+    assert context.step == 1
+    assert [(row.request, row.start, row.count) for row in context.rows] == [("b", 2, 1), ("a", 3, 1)]
+    log.dummy()
+    assert (context.step, context.rows) == (-1, ())
 
 
 def test_a_misspelt_attribute_is_an_error(context: PatchContext) -> None:

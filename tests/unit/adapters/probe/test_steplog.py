@@ -14,7 +14,8 @@ import torch
 from adapters.base import Generation, RowSpan
 from adapters.probe import steplog
 from adapters.probe.spec import CaptureSpec, ProbeSpec, RequestSpec, write_spec
-from adapters.probe.steplog import StepLog, read_generations, read_steps, wait_for_ranks
+from adapters.probe.step_reader import read_dummies, read_generations, read_steps, wait_for_ranks
+from adapters.probe.steplog import StepLog
 
 VOCABULARY = 11
 
@@ -62,6 +63,42 @@ def test_rows_and_phases(tmp_path: Path) -> None:
     assert steps[0].rows == (RowSpan("a", 0, 4, 0), RowSpan("b", 0, 2, 0))
     assert steps[1].rows == (RowSpan("b", 2, 1, 0), RowSpan("a", 4, 1, 0)), "rows keep the order of the batch"
     assert all(step.rank == 0 and not step.dummy for step in steps)
+
+
+def test_patches_are_changed_when_a_run_that_names_some_begins(tmp_path: Path) -> None:
+    named = {"k:a": RequestSpec("a", 2, 2)}
+    heard: list[tuple[tuple[str, ...], int]] = []
+    log = StepLog(tmp_path, 0)
+    log.repatch = lambda files: heard.append((tuple(files), log.generation))
+    write_spec(tmp_path, ProbeSpec(1, 1, named, patches=("one.py",)))
+    log.step([("k:a", 0, 2)])
+    log.step([("k:a", 2, 1)])
+    assert heard == [(("one.py",), 1)]
+    write_spec(tmp_path, ProbeSpec(2, 1, named))
+    log.step([("k:a", 0, 2)])
+    assert len(heard) == 1, "a run that names none keeps what there is"
+    write_spec(tmp_path, ProbeSpec(3, 1, named, patches=()))
+    log.step([("k:a", 0, 2)])
+    assert heard[1:] == [((), 3)]
+
+
+def test_the_step_behind_the_last_token_is_known(tmp_path: Path) -> None:
+    write(tmp_path, a=(4, 3))
+    whole = RequestSpec("a", 4, 3)
+    log = StepLog(tmp_path, 0)
+    seen = []
+    for start, count in ((0, 4), (4, 1), (5, 1), (6, 1)):
+        log.step([("k:a", start, count)])
+        seen.append((log.served(whole), log.overran(whole)))
+    assert seen == [(False, False), (False, False), (True, False), (True, True)]
+
+    write_spec(tmp_path, ProbeSpec(2, 1, {"k:a": RequestSpec("a", 4, 9, stop_ids=(2,))}))
+    early = RequestSpec("a", 4, 9, stop_ids=(2,))
+    log.step([("k:a", 0, 4)])
+    log.choose(logits(2), ["k:a"])
+    assert (log.served(early), log.overran(early)) == (True, False), "its first token ends it"
+    log.step([("k:a", 4, 1)])
+    assert log.overran(early)
 
 
 def test_a_chunked_prefill_is_one_occurrence(tmp_path: Path) -> None:
@@ -258,8 +295,11 @@ class Recorder:
     def reorder(self, requests: list[str]) -> None:
         self.calls.append(requests)
 
-    def dummy(self) -> None:
-        self.calls.append("dummy")
+    def start(self, spec: CaptureSpec, run: int) -> None:
+        self.calls.append(f"start {run}")
+
+    def dummy(self, tokens: int) -> None:
+        self.calls.append(f"dummy of {tokens}")
 
     def end(self) -> None:
         self.calls.append("end")
@@ -282,7 +322,7 @@ def test_the_recorder_is_told_of_each_step(tmp_path: Path) -> None:
     log.end_step()
     log.step([("k:a", 3, 1), ("k:b", 2, 1)])
     assert calls == [
-        "dummy",
+        "dummy of 0",
         (capture, 1, 0, "prefill", (RowSpan("a", 0, 3), RowSpan("b", 0, 2)), False),
         ["b", "a"],
         "end",
@@ -377,3 +417,79 @@ def test_logs_that_know_no_end_are_not_waited_for(tmp_path: Path) -> None:
     assert wait_for_ranks(tmp_path, 1, 0.0)
     lines(tmp_path, 0, ("step", 1))
     assert wait_for_ranks(tmp_path, 1, 0.0)
+
+
+# -------------------------------------------------------------------------------------------------------- groups
+
+
+def two_groups(directory: Path, generation: int = 1, capture: CaptureSpec | None = None) -> None:
+    """Request a is of group 0, b of group 1 and ends at token 4."""
+    requests = {"k:a": RequestSpec("a", 3, 2), "k:b": RequestSpec("b", 2, 9, dp_rank=1, stop_ids=(4,))}
+    write_spec(directory, ProbeSpec(generation, 1, requests, capture))
+
+
+def test_the_last_step_of_a_group_is_that_of_its_own_requests(tmp_path: Path) -> None:
+    two_groups(tmp_path, capture=CaptureSpec(str(tmp_path)))
+    log, calls = recorded(tmp_path)
+    log.step([("k:a", 0, 3)])
+    log.step([("k:a", 3, 1)])
+    assert [call[-1] for call in calls] == [False, True]
+
+
+def test_a_request_is_served_when_it_has_its_tokens_or_ended_early(tmp_path: Path) -> None:
+    two_groups(tmp_path)
+    log = StepLog(tmp_path, 1, dp_rank=1)
+    assert log.enter_announced() == 1
+    spec = log.spec
+    assert spec is not None
+    a, b = spec.requests["k:a"], spec.requests["k:b"]
+    log.step([("k:b", 0, 2)])
+    assert not log.served(b)
+    log.choose(torch.eye(6)[[4]], ["k:b"])
+    assert log.served(b) and not log.served(a)
+    log.step([("k:a", 0, 3)])
+    assert not log.served(a)
+    log.step([("k:a", 3, 1)])
+    assert log.served(a), "the step that runs computes its last token"
+
+
+def test_idle_forwards_are_of_the_run_that_was_announced(tmp_path: Path) -> None:
+    two_groups(tmp_path, capture=CaptureSpec(str(tmp_path)))
+    log, calls = recorded(tmp_path)
+    assert log.enter_announced() == 1
+    log.dummy(1, idle=True, cycle=0, mode="prefill")
+    log.step([("k:a", 0, 3)], cycle=1, mode="decode")
+    log.dummy(16)
+    assert calls[:2] == ["start 1", "dummy of 1"], "a rank without requests leaves a trace of that"
+    (idle,) = read_dummies(tmp_path, 1)
+    assert (idle.step, idle.tokens, idle.cycle, idle.mode, idle.dummy) == (-1, 1, 0, "prefill", True)
+    (step,) = read_steps(tmp_path, 1)
+    assert (step.cycle, step.mode) == (1, "decode")
+    assert read_dummies(tmp_path, 2) == ()
+
+
+def test_the_surplus_step_of_a_run_may_come_when_the_next_was_announced(tmp_path: Path) -> None:
+    two_groups(tmp_path)
+    log = StepLog(tmp_path, 0)
+    log.step([("k:a", 0, 3)])
+    write_spec(tmp_path, ProbeSpec(2, 1, {"n:a": RequestSpec("a", 3, 2)}, CaptureSpec(str(tmp_path))))
+    assert log.enter_announced() == 2
+    recorder: Any = Recorder()
+    log.recorder = recorder
+    log.step([("k:a", 3, 1)])
+    log.end_step()
+    assert recorder.calls == ["end"], "a trace that is closed is not opened again"
+    log.step([("n:a", 0, 3)])
+    assert [(step.step, step.rows[0].start) for step in read_steps(tmp_path, 1)] == [(0, 0), (1, 3)]
+    assert [(step.step, step.rows[0].occurrence) for step in read_steps(tmp_path, 2)] == [(0, 0)]
+
+
+def test_only_the_ranks_of_a_group_are_waited_for(tmp_path: Path) -> None:
+    two_groups(tmp_path)
+    first, second = StepLog(tmp_path, 0), StepLog(tmp_path, 1, dp_rank=1)
+    first.step([("k:a", 0, 3)])
+    first.end_step()
+    second.step([("k:b", 0, 2)])
+    assert wait_for_ranks(tmp_path, 1, 0.0, ranks=range(1)) is True
+    assert wait_for_ranks(tmp_path, 1, 0.0) is False
+    assert [step.rank for step in read_steps(tmp_path, 1, range(1, 2))] == [1]

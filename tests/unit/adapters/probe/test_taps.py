@@ -3,6 +3,7 @@ notices them."""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from adapters.probe.taps import ENGINES, PSEUDO, Tap, Taps, load_taps, locate, picker, signatures
+from adapters.probe.picking import picker
+from adapters.probe.routing import RoutingReplay
+from adapters.probe.taps import ENGINES, PSEUDO, Tap, Taps, load_taps, locate, signatures
 from adapters.probe.transforms import TRANSFORMS
 from adapters.probe.transplant import Transplant
-from align.checkpoints.table import Structure, kinds
+from align.checkpoints.table import Structure, kinds, structure_of
+from align.models import qwen_moe
 from tests.unit.adapters.probe import toy_engine
 from tests.unit.adapters.probe.toy_engine import Attention, Inherits, Toy, linear
 
@@ -40,6 +44,7 @@ class Sink:
     def __init__(self, unwanted: str = "") -> None:
         self.active = True
         self.transplant: Transplant | None = None
+        self.routing: RoutingReplay | None = None
         self.unwanted = unwanted
         self.seen: dict[tuple[str, int | None], Any] = {}
         self.failures: dict[tuple[str, int | None], Exception] = {}
@@ -315,11 +320,12 @@ def test_locate() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_table_has_every_dense_checkpoint_once(engine: str) -> None:
-    names = [one.checkpoint for one in load_taps(engine)]
-    dense = {name for name, kind in kinds().items() if TP2.has(kind)}
-    assert len(names) == len(set(names))
-    assert set(names) == {*PSEUDO, *dense}
+def test_a_table_has_every_checkpoint_once(engine: str) -> None:
+    for dp in (1, 2):  # groups gather their tokens before the experts, or there is one
+        structure = structure_of(qwen_moe.QWEN3_MOE_CONFIG, 1, dp)
+        names = [one.checkpoint for one in load_taps(engine) if one.holds(structure)]
+        assert len(names) == len(set(names))
+    assert set(names) == {*PSEUDO, *kinds()}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -328,7 +334,8 @@ def test_a_table_is_well_formed(engine: str) -> None:
         assert one.transform in TRANSFORMS
         per_layer = one.checkpoint in kinds() and kinds()[one.checkpoint].per_layer
         assert ("{i}" in one.site) >= per_layer, one
-        assert all(choice.split(".")[0] in ("in", "out") for choice in one.pick.split("|"))
+        choices = one.pick.replace("+", "|").split("|")
+        assert all(choice.split(".")[0] in ("in", "out", "late") for choice in choices)
         inner = one.attribute.partition(">")[2]
         assert not inner or inner == one.where, "what is picked are the arguments of what is wrapped"
 
@@ -336,3 +343,16 @@ def test_a_table_is_well_formed(engine: str) -> None:
 def test_an_engine_without_a_table() -> None:
     with pytest.raises(ValueError, match="there are no taps for 'other'; valid: lmdeploy, vllm"):
         load_taps("other")
+
+
+def test_two_things_of_one_call_and_a_field_of_its_result() -> None:
+    """Weights of experts mean nothing without their ids; some engines return their results as a dataclass."""
+    parts = picker("late.b+out.1", ("a", "b"))
+    assert parts(("first", "second"), {}, ("x", "y")) == ("second", "y")
+    with pytest.raises(LookupError, match=r"no late.b\+out.1"):
+        parts(("first",), {}, ("x", "y"))
+    result = types.SimpleNamespace(routed=types.SimpleNamespace(rows=7))
+    assert picker("out.routed.rows", ())((), {}, result) == 7
+    with pytest.raises(LookupError):
+        picker("out.absent", ())((), {}, result)
+    assert not tap("moe.topk_weights", "layers.{i}", "forward", "Layer.forward", "late.x", "rows").before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -102,3 +104,16 @@ def test_every_transform_of_a_table_exists_and_says_its_inverse(engine: str) -> 
     for tap in load_taps(engine):
         assert tap.inverse == TRANSFORMS[tap.transform].undo
         assert (TRANSFORMS[tap.transform].inverse is None) == tap.inverse.startswith("none")
+
+
+def test_choices_of_experts_lose_their_order_and_weights_go_to_their_expert() -> None:
+    dims = Dims(heads=4, kv_heads=2, head_dim=8, intermediate=16, experts=5)
+    ids = torch.tensor([[3, 0], [1, 4], [2, 1]], dtype=torch.int32)
+    weights = torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.875, 0.125]], dtype=torch.bfloat16)
+    assert TRANSFORMS["ids"].forward(ids, dims).tolist() == [[0, 3], [1, 4], [1, 2]]
+    assert TRANSFORMS["ids"].forward(ids, dims).dtype == torch.int64
+    fewer = TRANSFORMS["ids"].forward(ids, replace(dims, topk=3))
+    assert fewer.tolist() == [[-1, 0, 3], [-1, 1, 4], [-1, 1, 2]], "a router that chooses too few is seen"
+    found = TRANSFORMS["by_expert"].forward(ids, weights, dims)
+    assert found.dtype == torch.bfloat16
+    assert found.tolist() == [[0.25, 0, 0, 0.75, 0], [0, 0.5, 0, 0, 0.5], [0, 0.125, 0.875, 0, 0]]

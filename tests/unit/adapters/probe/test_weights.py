@@ -366,3 +366,23 @@ def test_the_share_of_another_rank_is_said_to_be_one(tmp_path: Path) -> None:
     split = [name for name, one in records.items() if one.status == DIFFERS and "embed" not in name and name != HEAD]
     assert split
     assert {records[name].holds for name in split} == {"the share of rank 1"}
+
+
+def test_heads_of_another_rank_are_named(tmp_path: Path) -> None:
+    """Rank 1 of two has query heads 2 and 3 and key head 1; this one's are dealt out round robin."""
+    stored = checkpoint()
+    mixed = {
+        **stored,
+        Q: stored[Q].view(4, 2, 6)[[0, 2, 1, 3]].reshape(8, 6),
+        K: stored[K].view(2, 2, 6).flip(0).reshape(4, 6),
+    }
+    records = audit(tmp_path, stored, live(mixed, 2, 1, 12), replace(WHOLE, tp=2), rank=1)
+    assert (records[Q].heads, records[Q].heads_due, records[Q].holds) == ((1, 3), (2, 3), "heads 1, 3")
+    assert (records[K].heads, records[K].heads_due, records[K].holds) == ((0,), (1,), "the share of rank 0")
+    assert (records[V].status, records[V].heads) == (EQUAL, ())
+
+
+def test_one_rank_that_holds_all_heads_has_none_of_another(tmp_path: Path) -> None:
+    stored = checkpoint()
+    moved = {**stored, Q: stored[Q].view(4, 2, 6)[[1, 0, 2, 3]].reshape(8, 6)}
+    assert audit(tmp_path, stored, live(moved))[Q].heads == ()

@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,11 +17,12 @@ import pytest
 import torch
 
 from adapters.base import EngineSpec, Observation, Request
-from adapters.probe import boot, steplog
+from adapters.probe import boot, step_reader, steplog
 from adapters.probe.live import OncePerRun, read_facts, read_live
 from adapters.probe.spec import CaptureSpec, ProbeSpec, RequestSpec, write_spec
 from adapters.vllm import hooks, observe, plugin
-from adapters.vllm.adapter import VllmAdapter
+from adapters.vllm.adapter import VllmAdapter, experts_of, group_environment, number_engine
+from align.models import qwen3, qwen_moe
 
 
 class NPUModelRunner:
@@ -29,7 +31,8 @@ class NPUModelRunner:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.model = "the model"
-        self.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(block_size=64))
+        parallel = SimpleNamespace(data_parallel_index=0, data_parallel_size=1)
+        self.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(block_size=64), parallel_config=parallel)
         self.kv_caches = [("keys", "values")]
         #: Order of the batch.
         self.input_batch = SimpleNamespace(req_ids=[], sampling_metadata=SimpleNamespace())
@@ -61,8 +64,8 @@ class FakeWorker:
 
     made: ClassVar[list[FakeWorker]] = []
 
-    def __init__(self, engine: str, rank: int, tp_rank: int) -> None:
-        self.about = (engine, rank, tp_rank)
+    def __init__(self, engine: str, rank: int, tp_rank: int, dp_rank: int) -> None:
+        self.about = (engine, rank, tp_rank, dp_rank)
         self.calls: list[str] = []
         self.made.append(self)
 
@@ -79,6 +82,8 @@ class FakeWorker:
 
 class FakeRecorder:
     """Notes when a step begins and ends, and in which order its rows are."""
+
+    structure = SimpleNamespace(experts=0)
 
     def __init__(self, runner: Any) -> None:
         self.runner, self.calls = runner, []  # type: tuple[Any, list[str]]
@@ -99,8 +104,8 @@ class FakeRecorder:
     def end(self) -> None:
         self.calls.append(f"end {self.runner.forwards}")
 
-    def dummy(self) -> None:
-        self.calls.append("dummy")
+    def dummy(self, tokens: int) -> None:
+        self.calls.append(f"dummy of {tokens}")
 
 
 def scheduled(
@@ -132,7 +137,7 @@ def scheduled(
 def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(steplog, "_log", None)
     monkeypatch.setattr(hooks, "_keys", {})
-    monkeypatch.setattr(hooks, "_rank", lambda: 1)
+    monkeypatch.setattr(hooks, "_rank", lambda runner: 1)
     monkeypatch.setattr(hooks, "_runs", OncePerRun())
     monkeypatch.setattr(hooks, "Worker", FakeWorker)
     monkeypatch.setattr(FakeWorker, "made", [])
@@ -145,7 +150,7 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def spans(directory: Path) -> list[list[tuple[str, int, int, int]]]:
     return [
         [(row.request, row.start, row.count, row.occurrence) for row in step.rows]
-        for step in steplog.read_steps(directory, 1)
+        for step in step_reader.read_steps(directory, 1)
     ]
 
 
@@ -155,7 +160,7 @@ def test_steps_are_recorded_before_they_run(runner: Any, tmp_path: Path) -> None
     runner.execute_model(scheduled(cached={"b": (3, 1), "a": (3, 1)}))
     runner.execute_model(scheduled(cached={"a": (0, 5)}), None)
     assert spans(tmp_path) == [[("a", 0, 3, 0), ("b", 0, 3, 0)], [("b", 3, 1, 0), ("a", 3, 1, 0)], [("a", 0, 5, 1)]]
-    assert {step.rank for step in steplog.read_steps(tmp_path, 1)} == {1}
+    assert {step.rank for step in step_reader.read_steps(tmp_path, 1)} == {1}
     assert runner.calls == ["execute"] * 3
 
 
@@ -190,7 +195,7 @@ def test_the_worker_is_told_when_the_model_and_the_cache_are_there(
     assert runner.load_model(load_dummy_weights=True) == "loaded"
     assert runner.initialize_kv_cache("config") == "cache config"
     (worker,) = FakeWorker.made
-    assert worker.about == ("vllm", 1, 3)
+    assert worker.about == ("vllm", 1, 3, 0)
     assert worker.calls == ["before build", "loaded the model", "cached 64, 1 layers, reserved (0,)"]
     assert {fact.name: fact.value for fact in read_live(tmp_path)[1]} == {"a": 1, "b": 1}
 
@@ -219,7 +224,7 @@ def test_a_step_is_recorded_in_the_order_of_the_batch(runner: Any, tmp_path: Pat
         "order ['a', 'b']",
         "look away",
         "end 2",
-        "dummy",
+        "dummy of 8",
     ]
 
 
@@ -284,7 +289,7 @@ def test_forced_rows_leave_one_choice(processor: Any, runner: Any, tmp_path: Pat
     assert result.argmax(-1).tolist() == [2, 4]
     assert result[0].tolist() == torch.eye(6)[2].tolist(), "a free row is not touched"
     assert result[1].tolist() == [-math.inf] * 4 + [0.0, -math.inf]
-    a, b = steplog.read_generations(tmp_path, 1, ["a", "b"], rank=1)
+    a, b = step_reader.read_generations(tmp_path, 1, ["a", "b"], rank=1)
     assert (a.token_ids, a.greedy_ids, b.token_ids) == ((4,), (2,), (2,))
     assert not processor.is_argmax_invariant(), "vLLM would skip it for greedy requests"
 
@@ -300,12 +305,109 @@ def test_requests_without_a_key_are_left_alone(processor: Any, tmp_path: Path) -
 # ------------------------------------------------------------------------------------------------------- adapter
 
 
-def test_layouts_that_are_not_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALIGN_PROBE_DIR", str(tmp_path))
-    for changes in ({"dp": 2}, {"ep": 2}):
-        spec = EngineSpec("vllm", "reference", "/m", "bfloat16", str(tmp_path), **changes)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="use dp 1 and ep 1"):
-            VllmAdapter().launch(spec, lambda stage, detail="": None)
+def test_groups_of_a_model_with_experts_find_each_other_by_the_environment(tmp_path: Path) -> None:
+    spec = EngineSpec("vllm", "reference", str(tmp_path), "bfloat16", str(tmp_path), dp=2, dp_rank=1, master_port=4711)
+    assert group_environment(spec) == {
+        "VLLM_DP_SIZE": "2", "VLLM_DP_RANK": "1", "VLLM_DP_RANK_LOCAL": "1", "VLLM_DP_MASTER_IP": "127.0.0.1",
+        "VLLM_DP_MASTER_PORT": "4711",
+    }  # fmt: skip
+    for config, count in ((qwen_moe.QWEN3_MOE_CONFIG, 8), (qwen3.CONFIG, 0), ({"architectures": ["Unknown"]}, 0)):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert experts_of(str(tmp_path)) == count
+
+
+class Groups:
+    """Two engines' counts of what is unfinished, agreed on by both, as vLLM's data-parallel groups do."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(2, timeout=10)
+        self.said: dict[int, bool] = {}
+
+    def any(self, place: int, mine: bool) -> bool:
+        self.said[place] = mine
+        self.barrier.wait()
+        found = any(self.said.values())
+        self.barrier.wait()
+        return found
+
+
+class Group:
+    """One of them; ``made`` holds what it ran in each step."""
+
+    def __init__(self, groups: Groups, place: int) -> None:
+        self.groups, self.place = groups, place
+        self.left: dict[str, int] = {}
+        self.made: list[frozenset[str]] = []
+
+    def has_unfinished_requests(self) -> bool:
+        return self.groups.any(self.place, bool(self.left))
+
+    def step(self) -> list[Any]:
+        self.made.append(frozenset(self.left))
+        self.left = {key: count - 1 for key, count in self.left.items()}
+        ended = [key for key, count in self.left.items() if not count]
+        for key in ended:
+            del self.left[key]
+        output = SimpleNamespace(token_ids=[1])
+        return [SimpleNamespace(finished=True, request_id=key, outputs=[output]) for key in ended]
+
+
+def test_groups_that_step_together_make_as_many_steps() -> None:
+    """Requests of unequal length, one that arrives late, and a group that has none until then."""
+    requests = [Request("a", (1,), 3), Request("b", (1,), 2, arrival=7, dp_rank=1), Request("c", (1,), 1, arrival=8)]
+    groups = Groups()
+    engines = [Group(groups, place) for place in (0, 1)]
+
+    def run(place: int) -> None:
+        adapter = VllmAdapter()
+        adapter._llm = SimpleNamespace(llm_engine=engines[place])
+        adapter._arrivals = frozenset(one.arrival for one in requests)
+        vars(adapter)["_add"] = lambda engine, key, request: engine.left.update({key: request.max_new_tokens})
+        adapter._execute({one.name: one for one in requests if one.dp_rank == place})
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in (0, 1)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(20)
+    assert [engine.made for engine in engines] == [
+        [frozenset("a")] * 3 + [frozenset(), frozenset("c")],
+        [frozenset()] * 3 + [frozenset("b"), frozenset("b")],
+    ]
+
+
+def test_an_engine_is_numbered_as_vllm_numbers_the_groups_of_a_dense_model() -> None:
+    class EngineArgs:
+        def create_engine_config(self, usage: str) -> Any:
+            return SimpleNamespace(usage=usage, parallel_config=SimpleNamespace(data_parallel_size=1))
+
+    number_engine(EngineArgs, 3)
+    config = EngineArgs().create_engine_config("offline")
+    assert config.usage == "offline"
+    assert vars(config.parallel_config) == {
+        "data_parallel_size": 1, "data_parallel_index": 3, "data_parallel_rank_local": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "index", "world", "found"),
+    [
+        (1, 0, (0, 2), (0, 0)),
+        (1, 1, (1, 2), (3, 1)),  # a group of its own: its world is the group
+        (2, 1, (3, 4), (3, 1)),  # all groups in one world
+    ],
+)
+def test_ranks_are_global(
+    size: int, index: int, world: tuple[int, int], found: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state: Any = ModuleType("vllm.distributed.parallel_state")
+    state.get_world_group = lambda: SimpleNamespace(rank=world[0], world_size=world[1])
+    for name in ("vllm", "vllm.distributed"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, state.__name__, state)
+    runner = NPUModelRunner()
+    runner.vllm_config.parallel_config = SimpleNamespace(data_parallel_size=size, data_parallel_index=index)
+    assert (hooks._rank(runner), hooks._dp_rank(runner)) == found
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,22 @@
+"""The sum over the ranks is summed once more."""
+
+from adapters.drill.ranks import reduced
+
+FAULT = {
+    "path": "C",
+    "kind": "doubled_reduce",
+    "checkpoint": "layers.{layer}.{name}",
+    "source": "catalogue §2.1 (3): exactly one reduction too many",
+    "tp": 2,
+    "ranks": [0, 1],
+    "draws": {"layer": [0, 1, 2, 3], "name": ["attn.o", "mlp.down"]},
+}
+DRAWN = {"layer": 1, "name": "attn.o"}
+
+
+def apply(ctx):
+    pass
+
+
+def after_load(ctx):
+    reduced(ctx, {(DRAWN["layer"], DRAWN["name"].split(".")[1]): lambda partial, reduce: reduce(reduce(partial))})
