@@ -21,7 +21,10 @@ PATHS: dict[str, str] = {
     "UNLOCATED": "not located",
 }
 #: Kinds whose request and position are the one worst place, and not all that show it.
-WORST_ALONE = ("operator", "collective", "unexplained", "nonfinite")
+WORST_ALONE = (
+    "operator", "collective", "unexplained", "nonfinite", "missing_reduce", "doubled_reduce", "stale_buffer",
+    "permuted_rows", "batch_order", "gather_order", "unequal_ranks", "combine_weights",
+)  # fmt: skip
 
 
 def told(sentence: Said) -> dict[str, Any]:

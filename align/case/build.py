@@ -38,7 +38,8 @@ def new_case(
     Args:
         info: the model; a preset is named in the case, any other is recorded by its path.
         prompts_file: JSON lines; ``None`` takes the default prompts.
-        layout: default tp1 dp1 ep1. Default prompts are dealt to the data-parallel ranks in turn.
+        layout: default tp1 dp1 ep1. Prompts of which none names its data-parallel rank are dealt to the ranks in
+            turn; where one does, those that do not are rank 0's.
         decoding, batch: defaults of their classes.
         settings: ``dtype``, ``candidate``, ``reference``, ``numerics``.
 
@@ -48,13 +49,14 @@ def new_case(
     layout = layout or Layout()
     prompts = encode_prompts(load_prompts(prompts_file), info) if prompts_file else default_prompts(info)
     _refuse_twice(prompts, prompts_file)
+    dealt = all(prompt.dp_rank is None for prompt in prompts)
     requests = [
         {
             "name": prompt.name,
             "token_ids": prompt.token_ids,
             "max_new_tokens": prompt.max_new_tokens,
             "arrival": prompt.arrival,
-            "dp_rank": index % layout.dp if prompts_file is None else prompt.dp_rank,
+            "dp_rank": index % layout.dp if dealt else prompt.dp_rank or 0,
             "text": prompt.rendered,
         }
         for index, prompt in enumerate(prompts)

@@ -35,7 +35,7 @@ class Prompt(Strict):
     name: RequestName | None = None
     max_new_tokens: Count | None = None
     arrival: Annotated[int, Field(ge=0)] = 0
-    dp_rank: Annotated[int, Field(ge=0)] = 0
+    dp_rank: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Prompt:
@@ -57,7 +57,7 @@ class EncodedPrompt:
         rendered: the text that was tokenised, after the chat template; ``None`` for ids.
         special: special tokens among the ids that the tokenizer added or the template wrote.
         warnings: double BOS and the like, one sentence each.
-        max_new_tokens, arrival, dp_rank: as in the prompts file.
+        max_new_tokens, arrival, dp_rank: as in the prompts file; a ``dp_rank`` of ``None`` is not said there.
     """
 
     name: str
@@ -68,7 +68,7 @@ class EncodedPrompt:
     warnings: tuple[str, ...] = ()
     max_new_tokens: int | None = None
     arrival: int = 0
-    dp_rank: int = 0
+    dp_rank: int | None = None
 
 
 def load_prompts(file: Path) -> tuple[Prompt, ...]:

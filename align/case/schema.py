@@ -111,7 +111,11 @@ class Numerics(Strict):
 
 
 class Case(Strict):
-    """One case; ``model`` is a preset's name or a checkpoint directory."""
+    """One case; ``model`` is a preset's name or a checkpoint directory.
+
+    Attributes:
+        reference_layout: of the reference, where it has another one than ``layout``: an engine against itself.
+    """
 
     schema_version: Literal[1] = 1
     model: Annotated[str, Field(min_length=1)]
@@ -119,6 +123,7 @@ class Case(Strict):
     candidate: Engine = "lmdeploy"
     reference: Engine = "vllm"
     layout: CaseLayout = CaseLayout()
+    reference_layout: CaseLayout | None = None
     decoding: Decoding = Decoding()
     batch: Batch = Batch()
     numerics: Numerics = Numerics()
@@ -145,6 +150,23 @@ class Case(Strict):
                         f"but batch.max_batch is {self.batch.max_batch}"
                     )
         return self
+
+    def at(self, role: str) -> Case:
+        """The case as one side runs it: with that side's layout alone, and its requests dealt to its groups."""
+        if self.reference_layout is None:
+            return self
+        own = self.layout if role == "candidate" else self.reference_layout
+        return self.with_layout(own.to_layout())
+
+    def with_layout(self, layout: Layout) -> Case:
+        """The same case at another layout, of both sides. Requests of groups that it lacks go to the others."""
+        dealt = tuple(one.model_copy(update={"dp_rank": one.dp_rank % layout.dp}) for one in self.requests)
+        batch = self.batch
+        if batch.max_batch is not None and batch.together:  # groups that became one arrive together all the same
+            batch = batch.model_copy(update={"max_batch": max(batch.max_batch, *_groups(dealt).values())})
+        own = CaseLayout(tp=layout.tp, dp=layout.dp, ep=layout.ep)
+        changes = {"layout": own, "reference_layout": None, "requests": dealt, "batch": batch}
+        return self.model_copy(update=changes)
 
     def new_tokens(self, request: CaseRequest) -> int:
         """How many tokens ``request`` generates at most."""
@@ -196,13 +218,14 @@ class Case(Strict):
             UserError: an id outside the vocabulary, a sequence longer than the context, a layout the model
                 cannot take.
         """
-        try:
-            self.layout.to_layout().check_model(info.config)
-        except ValueError as error:
-            message, _, valid = str(error).partition("; ")
-            raise UserError(
-                f"layout {self.layout.to_layout()} does not fit {info.name}: {message}", f"use {valid}"
-            ) from None
+        for one in (self.layout, self.reference_layout):
+            layout = None if one is None else one.to_layout()
+            try:
+                if layout is not None:
+                    layout.check_model(info.config)
+            except ValueError as error:
+                message, _, valid = str(error).partition("; ")
+                raise UserError(f"layout {layout} does not fit {info.name}: {message}", f"use {valid}") from None
         if not self.decoding.ignore_eos and not info.eos_ids:
             raise UserError(
                 f"decoding.ignore_eos is off, but {info.name} names no eos_token_id",
@@ -229,6 +252,8 @@ class Case(Strict):
     def to_text(self) -> str:
         """The file's content."""
         body = self.model_dump(mode="json")
+        if self.reference_layout is None:
+            del body["reference_layout"]
         rows = body.pop("requests")
         lines = [f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}," for key, value in body.items()]
         written = [json.dumps(_without_defaults(row), ensure_ascii=False) for row in rows]

@@ -13,14 +13,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+#: What adds up the ranks' parts of the experts' results, and what shared experts add.
+EXPERT_SUM = "expert_sum"
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _PREFIX = "layers.{i}."
 #: Architecture → tags that select its rows. Families of the table that name models appear as they are.
 ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "LlamaForCausalLM": ("all", "gqa", "dense"),
+    "MistralForCausalLM": ("all", "gqa", "dense"),
     "Qwen2ForCausalLM": ("all", "gqa", "dense"),
     "Qwen3ForCausalLM": ("all", "gqa", "dense", "qwen3"),
+    "Qwen2MoeForCausalLM": ("all", "gqa", "moe", "shared_experts", "gated_shared_experts"),
+    "Qwen3MoeForCausalLM": ("all", "gqa", "moe", "qwen3_moe"),
 }
+_EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,11 @@ class Kind:
         """The name at a layer."""
         assert (layer is not None) == self.per_layer, f"{self.name} at layer {layer}"
         return self.name if layer is None else f"layers.{layer}.{self.name}"
+
+    @property
+    def always(self) -> bool:
+        """Whether values are kept whatever is asked for: what is compared exactly, and what such a choice rests on."""
+        return self.integer or self.name == "moe.router_logits"
 
     @property
     def integer(self) -> bool:
@@ -129,8 +140,12 @@ class Structure:
 
     Attributes:
         tags: see :data:`ARCHITECTURES`.
-        layers, hidden, heads, kv_heads, head_dim, intermediate, vocab: sizes of the whole model.
+        layers, hidden, heads, kv_heads, head_dim, vocab: sizes of the whole model.
+        intermediate: width of the MLP, of a model with experts that of one expert.
+        experts, topk: of how many experts of a layer how many compute a token; 0 for dense models.
+        shared: width of the shared experts together; 0 for none.
         tp: tensor-parallel size; rows that exist under tensor parallelism alone depend on it.
+        dp, ep: data-parallel groups and expert-parallel size, as in :class:`align.layout.Layout`.
         eps: of every RMS norm.
         rope: the configuration's rope parameters, as transformers normalises them (``rope_theta``, ``rope_type``, …).
         scale: of the attention scores.
@@ -152,6 +167,24 @@ class Structure:
     window: int | None = None
     tied: bool = False
     tp: int = 1
+    experts: int = 0
+    topk: int = 0
+    shared: int = 0
+    dp: int = 1
+    ep: int = 1
+
+    @property
+    def expert_tp(self) -> int:
+        """Among how many ranks each expert's matrices are split: all of them, or with expert parallelism none.
+
+        Both engines split over the groups too (vllm 0.23.0 ``FusedMoEParallelConfig``, lmdeploy 0.12.2 ``DistConfig``).
+        """
+        return 1 if self.ep > 1 else self.tp * self.dp
+
+    @property
+    def gathers_experts(self) -> bool:
+        """Whether the groups' tokens meet before the experts, each of which is split over the ranks of all groups."""
+        return self.experts > 0 and self.dp > 1 and self.ep == 1
 
     def has(self, kind: Kind) -> bool:
         """Whether the model has this kind of checkpoint in this layout."""
@@ -168,6 +201,11 @@ class Structure:
 
     def operator(self, kind: Kind) -> str:
         """What produces it in this layout."""
+        if kind.name == "moe.out":  # the routed alone, beside shared experts, or beside those with a gate
+            if self.tp > 1:
+                return EXPERT_SUM
+            others = {"shared_experts", "gated_shared_experts"} & set(self.tags)
+            return ("identity", "add", "gated_add")[len(others)]
         return kind.operators[-1 if self.tp > 1 else 0]
 
     def inputs(self, name: Name) -> tuple[Name, ...]:
@@ -209,23 +247,40 @@ class Structure:
             "head_dim": self.head_dim,
             "intermediate": self.intermediate,
             "vocab": self.vocab,
+            "experts": self.experts,
+            "topk": self.topk,
+            "shared": self.shared,
+            "one": 1,
         }
         return sizes[axis]
 
 
-def structure_of(config: Mapping[str, Any], tp: int = 1) -> Structure:
+def experts_in(config: Mapping[str, Any]) -> int:
+    """How many experts a layer has, whatever config.json calls them (transformers 5 writes num_local_experts); or 0."""
+    return next((int(config[key]) for key in _EXPERT_COUNTS if config.get(key)), 0)
+
+
+def structure_of(config: Mapping[str, Any], tp: int = 1, dp: int = 1, ep: int = 1) -> Structure:
     """The structure that a checkpoint's config.json describes.
 
     Raises:
-        ValueError: an architecture that :data:`ARCHITECTURES` does not have.
+        ValueError: an architecture that :data:`ARCHITECTURES` does not have, or layers of two kinds.
     """
     named = config.get("architectures") or ["unknown"]
     if named[0] not in ARCHITECTURES:
         raise ValueError(f"no checkpoints are defined for {named[0]}; valid: {', '.join(ARCHITECTURES)}")
+    tags = ARCHITECTURES[named[0]]
+    routed = "moe" in tags
+    if routed and (config.get("mlp_only_layers") or int(config.get("decoder_sparse_step") or 1) != 1):
+        raise ValueError(
+            "no checkpoints are defined for a model with dense layers beside layers of experts (mlp_only_layers, "
+            "decoder_sparse_step)"
+        )
     heads = int(config["num_attention_heads"])
     head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
-    # As transformers: Llama has none; the Qwens slide if told to, from layer ``max_window_layers`` (28 by default) on.
-    slides = (
+    # As transformers: Llama has none, all of Mistral's layers slide; the Qwens if told to, from layer
+    # ``max_window_layers`` (28 by default) on.
+    slides = named[0] == "MistralForCausalLM" or (
         named[0] != "LlamaForCausalLM"
         and config.get("use_sliding_window", False)
         and int(config.get("max_window_layers", 28)) < int(config["num_hidden_layers"])
@@ -237,13 +292,13 @@ def structure_of(config: Mapping[str, Any], tp: int = 1) -> Structure:
     rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
     rope.setdefault("rope_type", rope.pop("type", "default"))
     return Structure(
-        tags=ARCHITECTURES[named[0]],
+        tags=tags,
         layers=int(config["num_hidden_layers"]),
         hidden=int(config["hidden_size"]),
         heads=heads,
         kv_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=head_dim,
-        intermediate=int(config["intermediate_size"]),
+        intermediate=int(config["moe_intermediate_size" if routed else "intermediate_size"]),
         vocab=int(config["vocab_size"]),
         eps=float(config.get("rms_norm_eps", 1e-6)),
         rope=rope,
@@ -251,4 +306,9 @@ def structure_of(config: Mapping[str, Any], tp: int = 1) -> Structure:
         window=None if window is None else int(window),
         tied=bool(config.get("tie_word_embeddings", False)),
         tp=tp,
+        dp=dp,
+        ep=ep,
+        experts=experts_in(config) if routed else 0,
+        topk=int(config["num_experts_per_tok"]) if routed else 0,
+        shared=int(config["shared_expert_intermediate_size"]) if "shared_experts" in tags else 0,
     )

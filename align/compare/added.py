@@ -16,6 +16,7 @@ import torch
 
 from align.checkpoints.table import Structure, parse
 from align.compare.collective import judge_reduces
+from align.compare.expert_sum import judge_expert_sums
 from align.compare.lean import worst_sums
 from align.compare.residual import ResidualPolicy, ResidualVerdict, judge, largest_of, shown_by
 from align.compare.rows import Recorded, keys_of
@@ -82,7 +83,7 @@ def judge_added(trace: Recorded, policy: ResidualPolicy | None = None) -> dict[s
             chosen = [entry for entry in entries if entry.phase == phase]
             for name, residual in _judge_phase(trace, rank, phase, chosen, structure, policy).items():
                 parts[name].append(AddedPart(phase, rank, residual))
-    for name, judged in judge_reduces(trace, structure, policy).items():
+    for name, judged in (judge_reduces(trace, structure, policy) | judge_expert_sums(trace, structure, policy)).items():
         parts[name] += [AddedPart(phase, rank, residual) for phase, rank, residual in judged]
     return {name: _sum_up(name, tuple(found)) for name, found in parts.items()}
 

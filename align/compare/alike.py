@@ -128,11 +128,14 @@ class Alike:
         if self.structure is None or kind.integer or kind.shard == "partial" or self._biased(kind.name):
             return None
         operator = self.structure.operator(kind)
-        return parsed if operator in bounds() and operator != "attention" else None
+        # Attention depends on the rows before, and what a gate lets through may cancel the other summand.
+        return parsed if operator in bounds() and operator not in ("attention", "gated_add") else None
 
     def _biased(self, kind: str) -> bool:
         everywhere = bool(self.config.get("attention_bias"))
-        some = everywhere or "Qwen2ForCausalLM" in (self.config.get("architectures") or ())
+        some = everywhere or any(
+            one in (self.config.get("architectures") or ()) for one in ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM")
+        )
         if kind in _ATTENTION_BIASED:
             return some
         return (kind == "attn.o" and everywhere) or (kind.startswith("mlp.") and bool(self.config.get("mlp_bias")))

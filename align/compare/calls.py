@@ -173,10 +173,13 @@ def _text(argument: Argument, rows: int) -> str:
 
 
 def calls_of(trace: Recorded) -> CallRecords | None:
-    """What the first rank of a trace says about its calls; ``None`` if nothing can be known of it."""
+    """What the first rank of a trace that computed requests says about its calls; ``None`` if nothing can be known."""
     read = getattr(trace, "calls", None)  # files that were written by hand have none
     try:
-        return None if read is None else read(trace.ranks[0])
+        if read is None:
+            return None
+        worked = (rank for rank in trace.ranks if any(not entry.dummy for entry in trace.steps(rank)))
+        return read(next(worked, trace.ranks[0]))  # type: ignore[no-any-return]
     except ValueError:  # a damaged file; whatever needs it says so
         return None
 

@@ -46,6 +46,7 @@ class CheckpointComparison:
         alike_row: the worst row with equal inputs whose result differs by more than the operator's roundings.
         nonfinite_row: the first row in which both sides are not finite in the same elements.
         said: of ``beyond``: ``why``, as data.
+        wrong_side: of a choice of experts: the side alone whose own logits refute it.
     """
 
     name: str
@@ -67,6 +68,7 @@ class CheckpointComparison:
     alike_row: RowKey | None = None
     nonfinite_row: RowKey | None = None
     said: Said | None = None
+    wrong_side: str | None = None
 
     @property
     def compared(self) -> bool:
@@ -100,10 +102,12 @@ def compare_checkpoint(
     pairing: Pairing,
     policy: TensorPolicy,
     alike: Alike | None = None,
+    behind: torch.Tensor | None = None,
 ) -> CheckpointComparison:
     """Compare one checkpoint; layer, inputs and residuals are not filled in.
 
-    ``alike`` knows the rows that were equal in the checkpoints before this one.
+    ``alike`` knows the rows that were equal in the checkpoints before this one, ``behind`` (bool ``[paired rows]``)
+    those that are left out because a near-tie of a router lies before them.
 
     Raises:
         ValueError: a record is damaged or the shapes differ; says which.
@@ -114,6 +118,10 @@ def compare_checkpoint(
     if is_head(name):
         paired = enumerate(pairing.rows)
         indices = [at for at, row in paired if row.candidate.head is not None and row.reference.head is not None]
+    if behind is not None and bool(behind.any()) and len(indices):
+        indices = [index for index in indices if not behind[index]]
+        if not indices:
+            return CheckpointComparison(name, "not comparable", "every row stands behind a near-tie of a router")
     rows = tuple(pairing.rows[index] for index in indices)
     places = {
         CANDIDATE: [row.candidate for row in rows],
@@ -223,7 +231,7 @@ def _why_not(name: str, lacking: list[str], traces: Mapping[str, Recorded], any_
     words = []
     for side in lacking:
         trace = traces[side]
-        reasons = [entry.failures[name] for entry in trace.steps(trace.ranks[0]) if name in entry.failures]
+        reasons = [entry.failures[name] for entry in real_steps(trace) if name in entry.failures]
         words.append(f"not recorded by the {side}" + (f" ({reasons[0]})" if reasons else ""))
     return "; ".join(words)
 

@@ -9,6 +9,7 @@ less if the kernel adds in float32 and rounds at the end. All ranks must hold th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -17,7 +18,7 @@ from align.checkpoints.table import Name, Structure
 from align.compare.bits import same_bits
 from align.compare.reasons import place_said
 from align.compare.residual import ResidualPolicy, ResidualVerdict
-from align.compare.rows import Recorded
+from align.compare.rows import Recorded, ranks_of, real_steps
 from align.sentences import said, text_of
 from align.trace.format import StepEntry
 
@@ -34,7 +35,7 @@ def judge_reduces(trace: Recorded, structure: Structure, policy: ResidualPolicy)
     """
     if structure.tp == 1:
         return {}
-    entries = [entry for entry in trace.steps(trace.ranks[0]) if not entry.dummy]
+    entries = real_steps(trace)
     phases = dict.fromkeys(entry.phase for entry in entries)
     found: dict[str, list[_Judged]] = {}
     for name in structure.names():
@@ -47,6 +48,17 @@ def judge_reduces(trace: Recorded, structure: Structure, policy: ResidualPolicy)
     return found
 
 
+def judge_step(
+    trace: Recorded, name: Name, entry: StepEntry, structure: Structure, policy: ResidualPolicy
+) -> ResidualVerdict | None:
+    """The worst rank of one reduce in one step; ``None`` if it has no values, or no reduce makes this checkpoint."""
+    if structure.tp == 1 or structure.operator(name.kind) != OPERATOR:
+        return None
+    judged = [verdict for _, _, verdict in _judge(trace, name, [entry], structure, policy)]
+    known = [verdict for verdict in judged if verdict.verdict != "not observable"]
+    return next((one for one in known if one.verdict == "beyond"), known[0] if known else None)
+
+
 def _judge(
     trace: Recorded, name: Name, entries: Sequence[StepEntry], structure: Structure, policy: ResidualPolicy
 ) -> Iterator[_Judged]:
@@ -56,8 +68,9 @@ def _judge(
     why = ""
     for entry in entries:
         try:
-            parts = {rank: trace.tensor(rank, entry.step, str(source)) for rank in trace.ranks}
-            results = {rank: trace.tensor(rank, entry.step, str(name)) for rank in trace.ranks}
+            group = ranks_of(trace, entry.step)
+            parts = {rank: trace.tensor(rank, entry.step, str(source)) for rank in group}
+            results = {rank: trace.tensor(rank, entry.step, str(name)) for rank in group}
         except ValueError as error:
             why = str(error)
             continue
@@ -70,8 +83,8 @@ def _judge(
             why = f"step {entry.step}: the ranks' parts of {source} and {name} have different shapes"
             continue
         for rank, verdict in _step(str(name), entry, summands, values, policy).items():
-            worst[rank] = _worse(worst[rank], verdict) if rank in worst else verdict
-    for rank in trace.ranks:
+            worst[rank] = worse(worst[rank], verdict) if rank in worst else verdict
+    for rank in sorted({rank for entry in entries for rank in ranks_of(trace, entry.step)}):
         yield (
             entries[0].phase,
             rank,
@@ -102,12 +115,34 @@ def _step(
     values: dict[int, torch.Tensor],
     policy: ResidualPolicy,
 ) -> dict[int, ResidualVerdict]:
-    rows = [(span.request, at) for span in entry.rows for at in range(span.start, span.start + span.count)]
     stacked = torch.stack([part.float() for part in summands])
     total, size = stacked.sum(0), stacked.abs().sum(0)
-    dtype = summands[0].dtype
+    return judge_sum(name, OPERATOR, entry, Sum(total, size, len(summands) - 1.0), values, policy)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What ranks should hold: float32 ``[rows, …]``, its magnitude, and the roundings of it that are possible."""
+
+    total: torch.Tensor
+    size: torch.Tensor
+    roundings: float
+
+
+def judge_sum(
+    name: str,
+    operator: str,
+    entry: StepEntry,
+    expected: Sum,
+    values: dict[int, torch.Tensor],
+    policy: ResidualPolicy,
+) -> dict[int, ResidualVerdict]:
+    """What each rank holds of one step against the sum, and against the first rank."""
+    rows = [(span.request, at) for span in entry.rows for at in range(span.start, span.start + span.count)]
+    total, size = expected.total, expected.size
+    dtype = next(iter(values.values())).dtype
     magnitude = size + tiny(dtype)
-    allowed = (len(summands) - 1) * policy.slack
+    allowed = expected.roundings * policy.slack
     limit = torch.finfo(dtype).max * _OVERFLOW
     first = next(iter(values))
     found = {}
@@ -141,7 +176,7 @@ def _step(
             reasons.append(said("reduce.unequal", first=first, rank=rank, place=place_said(named)))
         found[rank] = ResidualVerdict(
             name,
-            OPERATOR,
+            operator,
             "beyond" if reasons else "within",
             "; ".join(map(text_of, reasons)),
             rows=len(value),
@@ -161,7 +196,7 @@ def _of(values: torch.Tensor, row: int, channel: int) -> str:
     return f"{float(values[row].flatten()[channel]):.5g}"
 
 
-def _worse(one: ResidualVerdict, other: ResidualVerdict) -> ResidualVerdict:
+def worse(one: ResidualVerdict, other: ResidualVerdict) -> ResidualVerdict:
     """The one that is beyond, of two alike the one with the larger error; rows of both."""
     if one.verdict == other.verdict:
         chosen = other if other.ratio > one.ratio else one

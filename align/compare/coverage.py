@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from math import floor
 from typing import Any
 
 from align.compare.gather import is_head
-from align.compare.rows import Recorded, keys_of, real_steps
+from align.compare.rows import Recorded, keys_of, ranks_of, real_steps
 from align.trace.format import POSITIONS, TOKEN_DIGEST, TOKEN_IDS, WORST_RESIDUAL, StepEntry, checkpoint_of
 
 
@@ -40,8 +41,9 @@ class Coverage:
         return (*self.missing, *self.partial)
 
     def reaches(self, demanded: float) -> bool:
-        """Whether it is at least ``demanded`` percent; nothing expected reaches 0 alone."""
-        return 100.0 * self.observed >= demanded * max(self.expected, 1)
+        """Whether it is at least ``demanded`` percent, as written; nothing expected reaches 0 alone."""
+        # 39.52 is less than what a float makes of it: 247 of 625 are 39.52 %, and must reach them.
+        return 100 * self.observed >= Fraction(str(demanded)) * max(self.expected, 1)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -57,7 +59,7 @@ def recorded_names(trace: Recorded) -> set[str]:
     """Checkpoints of which any step holds a value or a digest."""
     found: set[str] = set()
     for entry in real_steps(trace):
-        for rank in trace.ranks:
+        for rank in ranks_of(trace, entry.step):
             found |= _seen(keys_of(trace, rank, entry.step), entry)
     return found
 
@@ -76,7 +78,7 @@ def cover(trace: Recorded, expected: tuple[str, ...]) -> Coverage:
     why: dict[str, str] = {}
     heads = {name for name in expected if is_head(name)}
     for entry in real_steps(trace):
-        kept = [_seen(keys_of(trace, rank, entry.step), entry) for rank in trace.ranks]
+        kept = [_seen(keys_of(trace, rank, entry.step), entry) for rank in ranks_of(trace, entry.step)]
         some: set[str] = set().union(*kept)
         # Logits are sampled on some ranks only, and a step may sample none.
         whole = set.intersection(*kept) | (heads & some) | (set() if entry.logits_rows else heads)

@@ -8,7 +8,7 @@ import torch
 
 from align.checkpoints.table import parse
 from align.compare.metrics import SLICE_FLOOR, Metrics, Worst
-from align.compare.rows import Recorded, digested_heads, real_steps
+from align.compare.rows import Recorded, digested_heads, ranks_of, real_steps
 from align.trace.digest import channel_signs, digest_tokens, estimate_rel_l2
 from align.trace.format import TOKEN_DIGEST, TOKEN_SQUARES
 
@@ -24,7 +24,7 @@ def joined_digest(trace: Recorded, step: int, name: str) -> torch.Tensor | None:
     """
     kind = parse(name).kind
     pieces: dict[int, torch.Tensor] = {}
-    for rank in trace.ranks:
+    for rank in ranks_of(trace, step):
         projected = trace.tensor(rank, step, name + TOKEN_DIGEST)
         squares = trace.tensor(rank, step, name + TOKEN_SQUARES)
         if projected is None or squares is None:

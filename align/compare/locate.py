@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from align.checkpoints.table import kinds, parse
+from align.checkpoints.table import EXPERT_SUM, kinds, parse
+from align.collectives.shards import misplaced, shard_findings
 from align.compare.added import Added
 from align.compare.checkpoint import SLOTS, CheckpointComparison
 from align.compare.collective import OPERATOR
@@ -30,6 +31,7 @@ def locate(
     weights_audit: Mapping[str, Sequence[Mapping[str, Any]]],
     tokens_differ: bool,
     ledger: Sequence[Finding] = (),
+    apart: Sequence[Finding] = (),
 ) -> list[Finding]:
     """What is wrong, the headline first; empty if nothing is.
 
@@ -39,13 +41,15 @@ def locate(
             ``max_abs``, ``rank`` and ``live`` (the engine's parameter, with its part if it is fused).
         tokens_differ: by more than near-ties.
         ledger: path A of both sides (:mod:`align.ledger`).
+        apart: where copies of one side's ranks part (:mod:`align.collectives.apart`).
     """
     found = [] if comparison is None else _inputs(comparison)
     known = [] if comparison is None else [checkpoint.name for checkpoint in comparison.checkpoints]
     found += _weights(weights_audit, known)
     indices = list(ledger) if comparison is None else index_findings(comparison, ledger)
     if comparison is not None:
-        found += sorted(_operators(comparison, indices), key=_order)
+        operators = _operators(comparison, indices)
+        found += sorted([*operators, *_first_apart(apart, [*found, *operators])], key=_order)
     found = placed(found, indices)
     if comparison is not None:
         found += _unexplained(comparison, found)
@@ -60,6 +64,17 @@ def locate(
             )
         )
     return found + [finding for finding in indices if not explains(finding)]
+
+
+def _first_apart(apart: Sequence[Finding], known: Sequence[Finding]) -> list[Finding]:
+    """Those before which nothing of the same side is known to be wrong: else they are its receivers."""
+    return [
+        one
+        for one in apart
+        if not any(
+            other.side == one.side and other.checkpoint is not None and _order(other) <= _order(one) for other in known
+        )
+    ]
 
 
 def _order(finding: Finding) -> tuple[int, int]:
@@ -103,11 +118,13 @@ def _input_finding(key: str, side: str | None, group: Sequence[InputDifference])
 
 def _weights(audit: Mapping[str, Sequence[Mapping[str, Any]]], known: Sequence[str]) -> list[Finding]:
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    findings = []
     for side, records in audit.items():
+        findings += shard_findings(side, [record for record in records if misplaced(record)])
         for record in records:
-            if record["status"] == "differs":
+            if record["status"] == "differs" and not misplaced(record):
                 groups[side, record["kind"]].append(record)
-    findings = [_weight_finding(side, kind, group, set(known)) for (side, kind), group in groups.items()]
+    findings += [_weight_finding(side, kind, group, set(known)) for (side, kind), group in groups.items()]
     return sorted(findings, key=_order)
 
 
@@ -117,12 +134,9 @@ _HOLDS = {"zeros": "zeros", "its transpose": "transpose", "its own rows in anoth
 
 def _held(holds: str) -> Said | str:
     """What a wrong parameter holds instead, as a sentence; empty if that is not known."""
-    rank = holds.removeprefix("the share of rank ")
     if not holds:
         return ""
-    if holds in _HOLDS:
-        return said(f"finding.holds_{_HOLDS[holds]}")
-    return said("finding.holds_tensor", tensor=holds) if rank == holds else said("finding.holds_rank", rank=int(rank))
+    return said(f"finding.holds_{_HOLDS[holds]}") if holds in _HOLDS else said("finding.holds_tensor", tensor=holds)
 
 
 def _weight_finding(side: str, kind: str, group: Sequence[Mapping[str, Any]], known: set[str]) -> Finding:
@@ -160,9 +174,10 @@ def _weight_finding(side: str, kind: str, group: Sequence[Mapping[str, Any]], kn
             "rows_total": first["rows_total"],
             "max_abs": max(record["max_abs"] for record in same),
             "holds": holds,
+            **({"remark": first["why"]} if first.get("why") else {}),
             **_listed(others),
         },
-        next=f"see how the {side} loads {first['parameter']}",
+        next=f"see how the {side} loads {first['parameter']}" + (f": {first['why']}" if first.get("why") else ""),
     )
 
 
@@ -179,7 +194,7 @@ def _operators(comparison: TensorComparison, indices: Sequence[Finding]) -> list
 
 
 def _is_reduce(added: Added) -> bool:
-    return added.parts[0].residual.operator == OPERATOR
+    return added.parts[0].residual.operator in (OPERATOR, EXPERT_SUM)
 
 
 def _origin(side: str, group: Sequence[tuple[CheckpointComparison, Added]]) -> Finding:
@@ -215,6 +230,8 @@ def _origin(side: str, group: Sequence[tuple[CheckpointComparison, Added]]) -> F
     }
     if _is_reduce(added):
         between = f"between {checkpoint.name}_partial and {checkpoint.name}"
+        if residual.operator == EXPERT_SUM:
+            between = f"between the experts' results and {checkpoint.name}"
         look = f"see what the {side} does {between}: the reduce's operator, its group and its stream"
         return Finding("C", "collective", **about, next=look)
     called = f"how the {side} calls {residual.operator} for {checkpoint.name}"
@@ -264,6 +281,7 @@ def _unexplained(comparison: TensorComparison, known: Sequence[Finding]) -> list
         Finding(
             "B",
             "unexplained",
+            side=first.wrong_side,
             checkpoint=first.name if first.kind in kinds() else None,
             layer=first.layer,
             phase=None if row is None else row.phase or None,
@@ -278,7 +296,9 @@ def _unexplained(comparison: TensorComparison, known: Sequence[Finding]) -> list
                 "added": {side: added.verdict for side, added in first.added.items()},
                 **_listed(others),
             },
-            next=f"record the values of {first.name} and of its inputs, and recompute it in float64 on both sides",
+            next=f"read how the {first.wrong_side} chooses experts from its logits"
+            if first.wrong_side
+            else f"record the values of {first.name} and of its inputs, and recompute it in float64 on both sides",
         )
     ]
 

@@ -89,9 +89,23 @@ class SideRows:
     unrecorded: frozenset[str]
 
 
+def leaders(trace: Recorded) -> tuple[int, ...]:
+    """The first rank of each data-parallel group."""
+    found: tuple[int, ...] = getattr(trace, "leaders", trace.ranks[:1])
+    return found
+
+
+def ranks_of(trace: Recorded, step: int) -> tuple[int, ...]:
+    """Ranks of the data-parallel group that made a step."""
+    of_step = getattr(trace, "ranks_of", None)
+    found: tuple[int, ...] = trace.ranks if of_step is None else of_step(step)
+    return found
+
+
 def real_steps(trace: Recorded) -> tuple[StepEntry, ...]:
-    """Steps that served requests, as the first rank saw them. (Groups of data parallelism will each have theirs.)"""
-    return tuple(entry for entry in trace.steps(trace.ranks[0]) if not entry.dummy)
+    """Steps that served requests, as the first rank of each data-parallel group saw them."""
+    found = [entry for rank in leaders(trace) for entry in trace.steps(rank) if not entry.dummy]
+    return tuple(sorted(found, key=lambda entry: entry.step))
 
 
 def keys_of(trace: Recorded, rank: int, step: int) -> frozenset[str]:
@@ -130,7 +144,7 @@ def read_rows(trace: Recorded) -> SideRows:
             phases[key] = entry.phase
         for name, values in fed.items():
             try:
-                recorded = trace.tensor(trace.ranks[0], entry.step, name)
+                recorded = trace.tensor(ranks_of(trace, entry.step)[0], entry.step, name)
             except ValueError:
                 recorded = None  # the step's file is damaged
             if recorded is None or name in entry.failures or recorded.numel() != len(keys):

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
-from align.checkpoints.table import Structure, parse
+from align.checkpoints.table import EXPERT_SUM, Structure, parse
 from align.compare.added import Added, judge_added
 from align.compare.alike import Alike
 from align.compare.checkpoint import CheckpointComparison, Verdict, compare_checkpoint
@@ -19,7 +20,9 @@ from align.compare.collective import OPERATOR
 from align.compare.coverage import Coverage, cover, recorded_names
 from align.compare.pairing import Pairing, pair_rows
 from align.compare.policy import TensorPolicy
+from align.compare.routes import Flip, Routed, Routes, routers_told
 from align.compare.rows import CANDIDATE, REFERENCE, Recorded
+from align.sentences import text_of
 
 __all__ = ["CheckpointComparison", "TensorComparison", "Verdict", "compare_traces", "ordered_names"]
 
@@ -39,6 +42,8 @@ class TensorComparison:
         pairing: which rows belong together, what does not, and which inputs differ.
         drift: (layer, relative L2 of the residual stream that enters it, what rounding predicts).
         notes: what could not be checked.
+        flips: near-ties of routers.
+        routing: what lies behind them, and whether it was compared; ``None`` if there are none.
     """
 
     policy: TensorPolicy
@@ -47,6 +52,8 @@ class TensorComparison:
     pairing: Pairing
     drift: tuple[tuple[int, float, float], ...] = ()
     notes: tuple[str, ...] = ()
+    flips: tuple[Flip, ...] = ()
+    routing: Routed | None = None
 
     def get(self, name: str) -> CheckpointComparison | None:
         """One checkpoint, if it is there."""
@@ -69,6 +76,8 @@ class TensorComparison:
             "pairing": {**pairing, "rows": len(self.pairing.rows)},
             "drift": [list(entry) for entry in self.drift],
             "notes": list(self.notes),
+            "flips": [asdict(flip) for flip in self.flips],
+            "routing": None if self.routing is None else asdict(self.routing),
         }
 
 
@@ -85,12 +94,15 @@ def compare_traces(
     added = {CANDIDATE: judge_added(candidate), REFERENCE: judge_added(reference)}
     structure = reference.structure or candidate.structure
     alike = Alike.of(candidate, reference, len(pairing.rows))
+    routes = Routes(candidate, reference, pairing)
     found: dict[str, CheckpointComparison] = {}
     for done, name in enumerate(names):
         if progress is not None:
             progress(done, len(names), name)
         try:
-            compared = compare_checkpoint(name, candidate, reference, pairing, policy, alike)
+            routes.enter(name)
+            compare = partial(compare_checkpoint, name, candidate, reference, pairing, policy, alike)
+            compared = routes.judge(name, compare(routes.behind), found, compare)
         except Exception as error:  # one bad record never aborts the whole, whatever is wrong with it
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             compared = CheckpointComparison(name, "not comparable", reason)
@@ -104,8 +116,21 @@ def compare_traces(
         REFERENCE: cover(reference, expected[REFERENCE]),
         "paired": _paired(found, set(expected[CANDIDATE]) & set(expected[REFERENCE])),
     }
-    notes = (*pairing.notes, *(note for side, about in added.items() for note in _reduces_unseen(side, about)))
-    return TensorComparison(policy, tuple(found.values()), coverage, pairing, _drift(found, policy), notes)
+    notes = (
+        *pairing.notes,
+        *map(text_of, routers_told(routes.flips, routes.routed)),
+        *(note for side, about in added.items() for note in _reduces_unseen(side, about)),
+    )
+    return TensorComparison(
+        policy,
+        tuple(found.values()),
+        coverage,
+        pairing,
+        _drift(found, policy),
+        notes,
+        tuple(routes.flips),
+        routes.routed,
+    )
 
 
 def _reduces_unseen(side: str, added: Mapping[str, Added]) -> list[str]:
@@ -113,7 +138,8 @@ def _reduces_unseen(side: str, added: Mapping[str, Added]) -> list[str]:
     unseen = [
         about
         for about in added.values()
-        if about.verdict == "not observable" and any(part.residual.operator == OPERATOR for part in about.parts)
+        if about.verdict == "not observable"
+        and any(part.residual.operator in (OPERATOR, EXPERT_SUM) for part in about.parts)
     ]
     if not unseen:
         return []

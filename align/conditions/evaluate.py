@@ -82,20 +82,28 @@ def evaluate(
         stage: ``launch`` leaves out what only a run shows.
         allow: names of the conditions that the user goes on without.
     """
-    wanted = requested(case, info, structure)
+    cases = {role: case.at(role) for role in sides}
+    wanted = {role: requested(one, info, structure) for role, one in (cases or {"candidate": case}).items()}
+    names = next(iter(wanted.values())).keys()
     asked = {
         role for role, side in sides.items() if any(name.partition(".")[0] in CONFIG_OPTIONS for name in side.options)
     }
     found = []
     for row in TABLE:
-        if row.name not in wanted or (row.stage == RUN and stage == LAUNCH):
+        if row.name not in names or (row.stage == RUN and stage == LAUNCH):
             continue
-        judged = {role: _one_side(row, wanted[row.name], side, case) for role, side in sides.items()}
+        judged = {role: _one_side(row, wanted[role][row.name], side, cases[role]) for role, side in sides.items()}
         judged = _together(row, sides, judged)
-        condition = _condition(row, wanted[row.name], judged, row.name in allow, asked)
-        places = {role: _places(row, wanted[row.name], sides[role]) for role in condition.sides}
+        condition = _condition(row, _asked_of(row, wanted), judged, row.name in allow, asked)
+        places = {role: _places(row, wanted[role][row.name], sides[role]) for role in condition.sides}
         found.append(replace(condition, places={role: names for role, names in places.items() if names}))
     return tuple(found)
+
+
+def _asked_of(row: Row, wanted: Mapping[str, Mapping[str, Any]]) -> Any:
+    """What was demanded, in short; by side, where the sides have layouts of their own."""
+    short = {role: _short(row.name, values[row.name]) for role, values in wanted.items()}
+    return next(iter(short.values())) if len({json.dumps(one, default=str) for one in short.values()}) == 1 else short
 
 
 def _places(row: Row, wanted: Any, side: SideFacts) -> tuple[str, ...]:
@@ -117,7 +125,7 @@ def _condition(row: Row, wanted: Any, judged: Mapping[str, _Side], allowed: bool
     why = next(iter(reasons.values())) if common else said("list.semicolon", parts=each)
     return Condition(
         name=row.name,
-        requested=_short(row.name, wanted),
+        requested=wanted,
         requested_from=row.requested_from,
         observed={role: side.value for role, side in judged.items()},
         where={role: side.where for role, side in judged.items()},

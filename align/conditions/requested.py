@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from adapters.probe.model_facts import IN_A_ROW
 from align.case.capacity import capacity
 from align.case.schema import Case
 from align.checkpoints.table import Structure
@@ -59,6 +60,8 @@ def requested(case: Case, info: ModelInfo, structure: Structure) -> dict[str, An
             "top_k": info.config.get("num_experts_per_tok"),
             "renormalize": bool(info.config.get("norm_topk_prob", True)),
         }
+        wanted["expert_placement"] = {"per_rank": experts // case.layout.ep, "order": IN_A_ROW}
+        wanted["intermediate"] = {"expert": structure.intermediate, "shared": structure.shared}
     return wanted
 
 

@@ -201,6 +201,15 @@ TABLE: tuple[Row, ...] = (
     _config("intermediate"),
     _config("routing"),
     Row(
+        "expert_placement",
+        ("expert_placement",),
+        "equal",
+        CASE,
+        "see how the engine maps experts to ranks: its expert map, its load balancer (EPLB off)",
+        "issue 9 part 4",
+        required=False,
+    ),
+    Row(
         "numerics",
         ("numerics",),
         "same",

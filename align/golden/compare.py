@@ -13,6 +13,7 @@ from align.checkpoints.table import parse
 from align.compare.gather import Gathered, gather, is_head, reconcile
 from align.compare.metrics import join, measure_block
 from align.compare.rows import CANDIDATE, REFERENCE, Place, Recorded, RowKey, read_rows
+from align.golden.experts import first_apart, used_by
 from align.golden.judge import GoldenCheckpoint, GoldenPolicy, judge
 from align.trace.format import TOKEN_IDS
 
@@ -83,7 +84,8 @@ def _places(traces: Mapping[str, Recorded]) -> tuple[dict[str, list[Place]], tup
     sides = {who: read_rows(trace) for who, trace in traces.items()}
     truth = sides[GOLDEN]
     found: dict[str, list[Place]] = {who: [] for who in traces}
-    other = 0
+    other = behind = 0
+    apart = first_apart(used_by(traces[CANDIDATE]), used_by(traces[REFERENCE]))
     both = [key for key in sides[REFERENCE].places if key in sides[CANDIDATE].places]
     for key in both:
         own = RowKey(key.request, key.position, 0)  # golden computes everything once
@@ -93,11 +95,19 @@ def _places(traces: Mapping[str, Recorded]) -> tuple[dict[str, list[Place]], tup
         if fed - {truth.fed[TOKEN_IDS].get(own)}:
             other += 1
             continue
+        if key.position >= apart.get(key.request, key.position + 1):
+            behind += 1
+            continue
         for who in traces:
             found[who].append(sides[who].places[own if who == GOLDEN else key])
     if not found[GOLDEN]:
         raise ValueError("no row is on the candidate, the reference and golden")
     notes = [f"{other} rows are left out: a side was fed other tokens there than golden"] if other else []
+    if behind:
+        notes.append(
+            f"{behind} rows are left out: they stand at or behind a token for which the sides used different experts "
+            "(align run --replay-routing always compares them)"
+        )
     return found, tuple(notes)
 
 

@@ -13,6 +13,7 @@ from align.checkpoints.table import structure_of
 from align.errors import UserError
 from align.golden import record, size
 from align.golden.compare import GOLDEN, GoldenComparison, Progress, compare_golden
+from align.golden.experts import experts_of, used_by
 from align.golden.judge import GoldenPolicy
 from align.models.info import ModelInfo, read_info
 from align.run.judge import one_thread
@@ -166,7 +167,13 @@ def _followed(traces: Mapping[str, Trace]) -> list[record.Followed]:
     if ids["candidate"] != ids["reference"]:
         raise ValueError("the sides followed different tokens")
     requests = traces["reference"].manifest["requests"]
-    return [record.Followed(one["name"], tuple(one["token_ids"]), ids["reference"][one["name"]]) for one in requests]
+    used = used_by(traces["reference"])
+    found = []
+    for one in requests:
+        prompt, generated = tuple(one["token_ids"]), ids["reference"][one["name"]]
+        experts = experts_of(used, one["name"], len(prompt) + len(generated))
+        found.append(record.Followed(one["name"], prompt, generated, experts))
+    return found
 
 
 def _model(trace: Trace, directory: Path) -> ModelInfo:

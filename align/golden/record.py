@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ import torch
 
 from adapters.base import RowSpan
 from adapters.transformers.tensors import ABSENT, Watcher
-from align.checkpoints.table import Structure, structure_of
+from align.checkpoints.table import Structure, kinds, structure_of
+from align.golden.experts import digest_of
 from align.models.info import ModelInfo
 from align.run.directory import disk_error
 from align.trace.format import MANIFEST, POSITIONS, SCHEMA, TOKEN_IDS, StepEntry
@@ -38,11 +39,14 @@ class Followed:
         name: of the request.
         prompt: ids ``[P]``.
         generated: ids ``[N]`` that both sides were forced along.
+        experts: by layer, the experts ``[P + N, top_k]`` that its routers follow, see
+            :attr:`adapters.transformers.tensors.Watcher.experts`.
     """
 
     name: str
     prompt: tuple[int, ...]
     generated: tuple[int, ...]
+    experts: Mapping[int, torch.Tensor] = field(default_factory=dict, compare=False)
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -72,7 +76,7 @@ def record(
 
     Raises:
         UserError: the disk is full or not writable.
-        ValueError: the model is not built as the dense ones are.
+        ValueError: the model is not built as the known ones are.
     """
     structure = structure_of(info.config)
     (directory / MANIFEST).unlink(missing_ok=True)  # one that breaks off must not look whole
@@ -94,6 +98,7 @@ def record(
 def run_one(model: Any, watcher: Watcher, sequence: Followed, step: int) -> tuple[StepEntry, dict[str, torch.Tensor]]:
     """One sequence as one step: rows are its positions from 0, the head's rows those from which a token follows."""
     ids = torch.tensor([sequence.ids])
+    watcher.experts = sequence.experts
     with torch.inference_mode():
         model(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None], use_cache=False)
     tensors = dict(watcher.take())
@@ -114,6 +119,7 @@ def manifest(info: ModelInfo, structure: Structure, sequences: Sequence[Followed
     """The trace's, JSON-able."""
     import transformers
 
+    experts = {one.name: digest_of(one.experts) for one in sequences if one.experts}
     return {
         "schema": SCHEMA,
         "side": "golden",
@@ -136,7 +142,10 @@ def manifest(info: ModelInfo, structure: Structure, sequences: Sequence[Followed
         "golden": {
             "attention": "eager",
             "forward": "one prefill over prompt and generated tokens",
-            "absent": {kind: why for kind, why in ABSENT.items() if not why.endswith("rank") or structure.tp > 1},
+            "absent": {
+                kind: why for kind, why in ABSENT.items() if structure.has(kinds()[kind]) and not why.endswith("rank")
+            },
+            **({"experts": experts} if experts else {}),
         },
     }
 

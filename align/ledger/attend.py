@@ -9,7 +9,6 @@ import numpy as np
 from align.ledger.at import At
 from align.ledger.hindsight import kv_len
 from align.ledger.record.types import NONE
-from align.ledger.shadow import page_of
 from align.ledger.state import legal
 from align.ledger.wrong import Entry
 
@@ -62,9 +61,14 @@ def _accuse_table(at: At, row: int, position: int, slot: int, event: int) -> Non
     page = at.ledger.shadow.page(at.plane, block)
     first = {"victim": at.place(row, position), "slot": slot, "detail": detail}
     first["writer"] = writer if kind != "unwritten_history" else None if event < 0 else at.event(event)
-    first |= {"page": page_of(at.ledger.events, block, page, page)}
-    entry = at.open((span.request,), kind, expected=at.ledger.owned.slot(at.plane, span.request, position), **first)
-    entry.note(at.record, at.layer, span.request)
+    doubted = span.request if kind != "unwritten_history" else ""
+    own = at.ledger.owned.slot(at.plane, span.request, position)
+    first["page"] = at.page(block, page, page, doubted)
+    if own >= 0 and own // at.size != block:
+        home = at.ledger.shadow.page(at.plane, own // at.size)
+        first["home"] = at.page(own // at.size, home, home, doubted)
+    entry = at.open((span.request,), kind, expected=own, **first)
+    entry.note(at.record, at.layers, span.request, "handed")
     at.ledger.table_cause[at.plane, row] = entry
 
 
@@ -105,7 +109,7 @@ def _bad_read(at: At, row: int, position: int, slot: int, event: int) -> None:
     cause = cause or _unexplained(at, row, position, slot, event)
     if cause is not None:
         lost[position] = cause
-        cause.harmed(at.record, at.place(row, position), at.layer)
+        cause.harmed(at.record, at.place(row, position), at.layers)
 
 
 def _unexplained(at: At, row: int, position: int, slot: int, event: int) -> Entry | None:
@@ -135,7 +139,8 @@ def _unexplained(at: At, row: int, position: int, slot: int, event: int) -> Entr
         kind = "not_written"
     page = ledger.shadow.page(at.plane, block)
     first: dict[str, Any] = {"writer": writer, "victim": at.place(row, position), "slot": slot, "expected": own}
-    return at.open((span.request,), kind, detail=detail, page=page_of(ledger.events, block, page, page), **first)
+    doubted = span.request if kind == "prefix_missing" else ""
+    return at.open((span.request,), kind, detail=detail, page=at.page(block, page, page, doubted), **first)
 
 
 def _of_prefix(at: At, request: str, position: int) -> Entry | None:

@@ -6,33 +6,48 @@ was expected, with its numbers; and what was seen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from align.checkpoints.table import kinds
 from align.findings import Finding, told
 from align.ledger.at import OF_READS
+from align.ledger.evidence import batch_rows, block_rows, computed, contradiction, followed, place_told, tables
 from align.ledger.record.types import NONE
 from align.ledger.table import checks
-from align.ledger.wrong import Page, Place, Wrong
+from align.ledger.wrong import Place, Wrong
 from align.sentences import Said, said
 
 #: The checkpoint that path A's findings stand at.
 _SLOTS = "attn.kv_start_indices"
 #: Kinds that are wrong in themselves, whatever the cache holds.
-_ARGUMENTS = ("index_count", "index_dtype", "table_shape", "wrong_q_len", "not_cumulative", "dirty_cache")
+_ARGUMENTS = (
+    "index_count",
+    "index_dtype",
+    "table_shape",
+    "reader_block_size",
+    "wrong_q_len",
+    "not_cumulative",
+    "dirty_cache",
+)
 #: How many further wrongs of one kind a finding lists.
 LISTED = 16
 
 
-def findings(wrongs: Sequence[Wrong], side: str | None = None, recorded: int | None = None) -> list[Finding]:
+def findings(
+    wrongs: Sequence[Wrong],
+    side: str | None = None,
+    recorded: int | None = None,
+    dp_of: Mapping[int, int] | None = None,
+) -> list[Finding]:
     """One finding per kind, the first in time first.
 
     Args:
         side: ``candidate`` or ``reference``: whose cache it was.
         recorded: the run that everything else was recorded of. A kind that it shows is told by what it shows; kinds
             that other runs alone show come last, and say so. ``None``: all runs alike.
+        dp_of: data-parallel rank by rank, where there are several groups: a finding then says which.
     """
     groups: dict[str, list[Wrong]] = {}
     ordered = sorted(wrongs, key=lambda one: (one.run, one.step, one.layer, one.rank))
@@ -46,16 +61,24 @@ def findings(wrongs: Sequence[Wrong], side: str | None = None, recorded: int | N
         if wrong.kind not in list(groups)[:here]:
             groups.setdefault(wrong.kind, []).append(wrong)
     return [
-        _finding(group, side, sorted(runs[kind]), recorded, at >= here)
+        _finding(group, side, sorted(runs[kind]), recorded, at >= here, dp_of or {})
         for at, (kind, group) in enumerate(groups.items())
     ]
 
 
 def _finding(
-    group: Sequence[Wrong], side: str | None, runs: Sequence[int], recorded: int | None, elsewhere: bool
+    group: Sequence[Wrong],
+    side: str | None,
+    runs: Sequence[int],
+    recorded: int | None,
+    elsewhere: bool,
+    dp_of: Mapping[int, int],
 ) -> Finding:
     first, check = group[0], checks()[group[0].kind]
     what_is_wrong = _whole(first)
+    dp_ranks = sorted({dp_of[wrong.rank] for wrong in group if wrong.rank in dp_of})
+    if dp_ranks:
+        what_is_wrong = said("ledger.in_group", fault=what_is_wrong, groups=dp_ranks)
     if elsewhere:
         what_is_wrong = said("ledger.elsewhere", fault=what_is_wrong, runs=list(runs), recorded=recorded)
     phases = list(dict.fromkeys(phase for wrong in group for phase in wrong.phases))
@@ -65,16 +88,23 @@ def _finding(
         **told(what_is_wrong),
         "fault": first.kind,
         "formula": check.formula,
-        "computed": _computed(first),
-        "tables": _tables(first),
+        "computed": computed(first),
+        "followed": followed(first),
+        "contradiction": contradiction(first),
+        "tables": tables(first),
+        "batch": batch_rows(first),
+        "batch_total": len(first.batch),
         "seen": first.slot if first.slot != NONE else first.detail.get("seen"),
         "expected": first.expected if first.expected != NONE else first.detail.get("expected"),
         "writer": _plain(first.writer),
         "victim": _plain(first.victim),
         "first_read": None if first.first_read is None else {**asdict(first.first_read), "layer": first.read_layer},
         "block": None if first.page is None else block_rows(first.page, first.slot),
+        "home": None if first.home is None else block_rows(first.home, first.expected),
+        "doubted": "" if first.page is None else first.page.doubted,
         "detail": dict(first.detail),
         "call": first.call,
+        "made": first.made,
         "handed_to": "attention" if first.kind in OF_READS else "write",
         "run": first.run,
         "recorded_run": recorded,
@@ -85,9 +115,11 @@ def _finding(
             "phases": phases,
             "steps": sorted({step for wrong in group for step in wrong.steps}),
             "layers": sorted({layer for wrong in group for layer in wrong.layers}),
+            "layers_of": first.layers_of,
             "ranks": sorted({wrong.rank for wrong in group}),
+            **({"dp_ranks": dp_ranks} if dp_ranks else {}),
             "requests": list(requests),
-            "places": sum(wrong.count for wrong in group),
+            **{name: sum(getattr(wrong, name) for wrong in group) for name in ("written", "missed", "handed")},
             "holds": check.scope,
         },
         "rows": list(check.rows),
@@ -97,8 +129,8 @@ def _finding(
     ]
     if others:
         evidence |= {"further": others[:LISTED], "further_total": len(others)}
-    call = f" at {first.call}" if first.call else " there"
     what = "block table and lengths" if first.kind in OF_READS else "slots"
+    where = (f", at {first.made}" if first.made else "") + (f"; they are used at {first.call}" if first.call else "")
     return Finding(
         "A",
         "slots",
@@ -111,7 +143,7 @@ def _finding(
         positions=tuple(positions),
         ranks=tuple(sorted({wrong.rank for wrong in group})),
         evidence=evidence,
-        next=f"see where the {side or 'engine'} makes the {what} of step {first.step}, which are used{call}: "
+        next=f"see how the {side or 'engine'} makes the {what} of step {first.step}{where}; what must hold: "
         f"{check.formula}",
     )
 
@@ -130,8 +162,8 @@ def sentence(wrong: Wrong) -> Said:
     """What is wrong, in one sentence."""
     values = {
         **wrong.detail,
-        "writer": _told(wrong.writer, "ledger.no_writer"),
-        "victim": _told(wrong.victim, "ledger.of_nobody"),
+        "writer": place_told(wrong.writer, "ledger.no_writer"),
+        "victim": place_told(wrong.victim, "ledger.of_nobody"),
         "slot": wrong.slot,
     }
     values.setdefault("expected", wrong.expected)
@@ -139,16 +171,6 @@ def sentence(wrong: Wrong) -> Said:
     values["place"] = taken if wrong.detail.get("taken") else ""
     table = "_table" if wrong.kind == "minus_one" and "index" in wrong.detail else ""
     return said(f"ledger.{wrong.kind}{table}", **values)
-
-
-def _told(place: Place | None, none: str) -> Said:
-    if place is None:
-        return said(none)
-    if place.kind == "real":
-        return said("ledger.row", request=place.request, position=place.position)
-    if place.kind == "padding":
-        return said("ledger.padding", row=place.row, step=place.step)
-    return said("ledger.dummy", rows=place.kind, step=place.step)
 
 
 def _whole(wrong: Wrong) -> Said:
@@ -160,7 +182,7 @@ def _whole(wrong: Wrong) -> Said:
 def _harm(wrong: Wrong) -> Said:
     if wrong.first_read is None:
         return said("ledger.no_harm")
-    place = _told(wrong.first_read, "ledger.of_nobody")
+    place = place_told(wrong.first_read, "ledger.of_nobody")
     return said("ledger.harm", place=place, step=wrong.first_read.step, layer=wrong.read_layer)
 
 
@@ -170,67 +192,3 @@ def _names(place: Place | None) -> list[str]:
 
 def _plain(place: Place | None) -> dict[str, Any] | None:
     return None if place is None else asdict(place)
-
-
-def _computed(wrong: Wrong) -> str:
-    """The slot formula with its numbers; empty where it is not about a slot of a request."""
-    table, size, place = wrong.detail.get("table"), wrong.detail.get("block_size"), wrong.writer
-    if not table or not size or place is None or place.position < 0 or wrong.expected == NONE:
-        return ""
-    index, offset = divmod(place.position, size)
-    used = f"block_table[{place.position} // {size}] * {size} + {place.position} % {size}"
-    return f"slot = {used} = {table[index]} * {size} + {offset} = {wrong.expected}"
-
-
-def _tables(wrong: Wrong) -> dict[str, Any] | None:
-    """The block tables of writer and victim in a step that wrote to another's slot, and which entry the slot is of."""
-    table, size, victim = wrong.detail.get("table"), wrong.detail.get("block_size"), wrong.victim
-    theirs = wrong.detail.get("victim_table")
-    if not table or not size or wrong.writer is None or wrong.slot < 0:
-        return None
-    block, offset = divmod(wrong.slot, size)
-    found: dict[str, Any] = {"writer": list(table), "block": block, "offset": offset, "victim": None, "entry": None}
-    if theirs and victim is not None and block in theirs:
-        found |= {"victim": list(theirs), "entry": list(theirs).index(block)}
-    return found
-
-
-def block_rows(page: Page, slot: int = NONE) -> list[dict[str, Any]]:
-    """The block before and after, one row per offset; ``accused`` marks the slot in question."""
-    size = len(page.before)
-    return [
-        {
-            "slot": page.block * size + offset,
-            "offset": offset,
-            "before": _cell(before),
-            "after": _cell(after),
-            "accused": page.block * size + offset == slot,
-        }
-        for offset, (before, after) in enumerate(zip(page.before, page.after, strict=True))
-    ]
-
-
-def _cell(owner: tuple[str, int]) -> str:
-    name, position = owner
-    if not name:
-        return "–"
-    return name if position < 0 else f"{name} position {position}"
-
-
-def block_table(page: Page, slot: int = NONE) -> str:
-    """The same as text::
-
-    block 5   slot  before          after
-              20    r1 position 0   r1 position 0
-            > 21    r1 position 1   r0 position 14
-    """
-    rows = block_rows(page, slot)
-    wide = max(len("before"), *(len(row["before"]) for row in rows))
-    number = max(len("slot"), *(len(str(row["slot"])) for row in rows))
-    head = f"block {page.block}"
-    lines = [f"{head}   {'slot':<{number}}  {'before':<{wide}}  after"]
-    for row in rows:
-        mark = "> " if row["accused"] else "  "
-        margin = " " * (len(head) + 1) + mark
-        lines.append(f"{margin}{row['slot']:<{number}}  {row['before']:<{wide}}  {row['after']}")
-    return "\n".join(lines)

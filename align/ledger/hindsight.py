@@ -79,19 +79,28 @@ class Hindsight:
         """Who still needs what is in a block once ``record`` is written: ``(next visit, index of the block)``.
 
         That is who has this block in the table of its next step, and had it there before if that step is a later one
-        (else it is not its own yet, or a prefix of somebody that it will come upon).
+        (else it is not its own yet, or a prefix of somebody that it will come upon). Who comes back with other blocks
+        was evicted: in between it held none, also none of those that it happens to be given again.
         """
         if self._held is None or self._held[0] != record:
             held: dict[int, list[tuple[Visit, int]]] = {}
             for request in self.visits:
                 visit, before = self.next(request, record), self.previous(request, record)
-                if visit is None or (before is None and visit.record != record):
+                if visit is None or (visit.record != record and (before is None or self._evicted(before, visit))):
                     continue
                 for index, one in enumerate(visit.table):
                     if visit.record == record or (before is not None and before.table[index : index + 1] == (one,)):
                         held.setdefault(one, []).append((visit, index))
             self._held = record, held
         return self._held[1].get(block, [])
+
+    def _evicted(self, before: Visit, visit: Visit) -> bool:
+        """Whether a request gave its blocks back between two visits: it comes back with others."""
+        # A window that moves on may have put the reserved block in the place of one that nobody reads any more.
+        reserved = self.records[visit.record].pool.reserved
+        return any(
+            mine != theirs and theirs not in reserved for mine, theirs in zip(before.table, visit.table, strict=False)
+        )
 
     def holder(self, record: int, block: int, offset: int, but: str = "") -> tuple[Visit, int] | None:
         """Who needs what is at a slot once ``record`` is written: ``(visit, position)``.

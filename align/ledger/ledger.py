@@ -19,6 +19,7 @@ from align.ledger import slots
 from align.ledger.at import At
 from align.ledger.attend import history, read
 from align.ledger.hindsight import Hindsight, kv_len
+from align.ledger.looked import Looked, looked_at
 from align.ledger.record.types import NONE, IndexRecord
 from align.ledger.shadow import Events, Ints, Shadow
 from align.ledger.state import Owned
@@ -30,7 +31,7 @@ from align.ledger.wrong import Book, Entry, Wrong
 #: Kinds that make all indices of a row meaningless: nothing else is asked of it in that step.
 _OF_TABLES = ("table_range", "minus_one", "short_table", "prefix_missing", "table_repeats")
 #: Kinds that make the arguments of a row wrong, and of those behind it.
-_OF_ALL_ROWS = ("table_shape", "wrong_q_len", "not_cumulative")
+_OF_ALL_ROWS = ("table_shape", "wrong_q_len", "not_cumulative", "reader_block_size")
 _OF_LENGTHS = ("frozen_length", "doubled_length", "wrong_length", "layer_length")
 
 
@@ -42,11 +43,13 @@ class Audit:
         wrongs: each fault once, in order of rank, step and layer.
         records: that were looked at.
         unseen: what could not be judged, and why.
+        looked: how much was.
     """
 
     wrongs: tuple[Wrong, ...]
     records: int
     unseen: tuple[str, ...]
+    looked: Looked
 
 
 def audit(
@@ -63,18 +66,20 @@ def audit(
     """
     wrongs: list[Wrong] = []
     unseen: set[str] = set()
+    replayed: list[IndexRecord] = []
     for rank in sorted({record.rank for record in records}):
         left, whole = [record for record in records if record.rank == rank], complete
         while left:
             ledger = Ledger(left, tokens, whole)
             wrongs += ledger.replay()
             unseen |= ledger.unseen
+            replayed += left[: ledger.broken]
             if ledger.broken is None:
                 break
             # What stands in the cache is not known any more; the next run begins with requests of its own.
             run = left[ledger.broken].run
             left, whole = [record for record in left[ledger.broken + 1 :] if record.run > run], False
-    return Audit(tuple(wrongs), len(records), tuple(sorted(unseen)))
+    return Audit(tuple(wrongs), len(records), tuple(sorted(unseen)), looked_at(replayed))
 
 
 class Ledger:
@@ -165,7 +170,7 @@ class Ledger:
         entry = affected[0].open((request,), flaw.kind, writer=writer, **first)
         bounds = np.cumsum([0, *(one.count for one in record.spans)])
         for at in affected:
-            entry.note(record, at.layer, request)
+            entry.note(record, at.layers, request, "handed")
             _mislead(entry, at, flaw)
             if flaw.kind == "index_count":
                 self.count_cause[at.plane] = entry

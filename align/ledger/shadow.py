@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from align.ledger.record.types import NONE, IndexRecord
-from align.ledger.wrong import Page, Place
+from align.ledger.wrong import Place
 
 Ints = NDArray[np.int64]
 #: Owners that are no request.
@@ -132,9 +132,3 @@ class Shadow:
         """The events of one block, ``[block_size]``."""
         at = self._index.get(block, NONE)
         return np.full(self._size, NONE) if at < 0 else self._pages[plane, at].copy()
-
-
-def page_of(events: Events, block: int, before: Ints, after: Ints) -> Page:
-    """A block before and after, in names."""
-    both = [tuple(events.named(int(event)) for event in page) for page in (before, after)]
-    return Page(block, both[0], both[1])

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from align.findings import Finding
 from align.ledger.explain import findings
 from align.ledger.ledger import audit
+from align.ledger.looked import Looked
 from align.ledger.record.files import Records, read_records
 from align.ledger.record.types import IndexRecord
 from align.ledger.wrong import Wrong
@@ -36,6 +37,8 @@ class Audited:
         bytes: of the records.
         wrongs: each fault once.
         unseen: what could not be judged, and why; never a pass.
+        groups: data-parallel rank by rank; empty if there is one group.
+        looked: how much was judged; ``None`` where nothing was.
     """
 
     observable: bool
@@ -45,6 +48,8 @@ class Audited:
     bytes: int = 0
     wrongs: tuple[Wrong, ...] = ()
     unseen: tuple[str, ...] = ()
+    groups: Mapping[int, int] = field(default_factory=dict)
+    looked: Looked | None = None
 
     @property
     def faults(self) -> int:
@@ -53,7 +58,7 @@ class Audited:
 
     def findings(self, side: str, everywhere: bool = True) -> list[Finding]:
         """Path A, one finding per kind; ``everywhere``: also kinds that other runs alone show."""
-        found = findings(self.wrongs, side, self.recorded)
+        found = findings(self.wrongs, side, self.recorded, self.groups)
         return [one for one in found if everywhere or not one.evidence["elsewhere"]]
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,6 +71,7 @@ class Audited:
             "bytes": self.bytes,
             "faults": self.faults,
             "unseen": list(self.unseen),
+            "looked": None if self.looked is None else self.looked.to_dict(),
         }
 
 
@@ -115,7 +121,15 @@ def audit_side(records: Records, recording: str) -> Audited:
             *found.unseen,
             *([] if recorded in runs else [f"run {recorded}: no index was recorded of it"]),
         ),
+        groups=_groups(records.records),
+        looked=found.looked,
     )
+
+
+def _groups(records: tuple[IndexRecord, ...]) -> dict[int, int]:
+    """Data-parallel rank by rank, if any is not of the first group."""
+    found = {record.rank: record.dp_rank for record in records}
+    return found if any(found.values()) else {}
 
 
 def _recorded_run(records: Records, recording: str) -> tuple[int, list[str]]:

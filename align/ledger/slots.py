@@ -97,11 +97,11 @@ def hypothesis(hindsight: Hindsight, request: str, layer: int) -> Hypothesis:
         for unit in (other, size):
             given = [formula(t, np.array([p]), other, unit)[0] for t, p in zip(seen.table, position, strict=True)]
             if (np.array(given) == slot).all():
-                return Hypothesis("wrong_block_size", {"block_size": size, "used": other})
+                return Hypothesis("wrong_block_size", {"block_size": size, "used": other, "unit": unit})
     shift = np.unique(slot[wrong] - expected[wrong])
     if len(shift) == 1 and abs(int(shift[0])) < size:
         return Hypothesis("wrong_slot", {"relation": "shift", "by": int(shift[0])})
-    for name in {name for others in seen.others for name in others}:
+    for name in dict.fromkeys(name for others in seen.others for name in others):  # always the same of several
         theirs = np.array([others.get(name, NONE) for others in seen.others])
         if (theirs[wrong] == slot[wrong]).all():
             return Hypothesis("wrong_slot", {"relation": "table", "of": name})

@@ -45,6 +45,14 @@ class Owned:
         line = self._slots.get((plane, request))
         return NONE if line is None or position >= len(line) else int(line[position])
 
+    def positions(self, plane: int, request: str, block: int, size: int) -> Ints:
+        """Positions that a request wrote to a block and nowhere else since, ``[n]``."""
+        line = self._slots.get((plane, request))
+        found: Ints = (
+            np.flatnonzero((line >= 0) & (line // size == block)) if line is not None else np.zeros(0, np.int64)
+        )
+        return found
+
     def events(self, plane: int, request: str, count: int) -> Ints:
         """The events that wrote positions from 0; −1 for none."""
         return _room(self._events.get((plane, request)), count)[:count]

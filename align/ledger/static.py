@@ -38,7 +38,7 @@ class Flaw:
 def flaws(hindsight: Hindsight, number: int) -> list[Flaw]:
     """What is wrong in the record of this number by itself and by the request's earlier lengths."""
     record = hindsight.records[number]
-    found = [*_counts(record), *_dtypes(record), *_dirty(record, number)]
+    found = [*_counts(record), *_dtypes(record), *_dirty(record, number), *_reader(record)]
     for layer in (0, *sorted(record.other)):
         indices = record.at(layer)
         shape = list(_shape(record, indices, layer))
@@ -68,6 +68,13 @@ def _dtypes(record: IndexRecord) -> Iterator[Flaw]:
 def _dirty(record: IndexRecord, number: int) -> Iterator[Flaw]:
     if number == 0 and record.dirty:
         yield Flaw("dirty_cache", 0, detail={"count": record.dirty})
+
+
+def _reader(record: IndexRecord) -> Iterator[Flaw]:
+    size, used = record.pool.block_size, record.reader_block
+    row = next((row for row, span in enumerate(record.spans) if span.real), None)
+    if used not in (None, size) and row is not None:
+        yield Flaw("reader_block_size", 0, row, detail={"used": used, "block_size": size})
 
 
 def _shape(record: IndexRecord, indices: Indices, layer: int) -> Iterator[Flaw]:

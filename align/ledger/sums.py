@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from align.ledger.at import At
-from align.ledger.shadow import Ints, page_of
+from align.ledger.shadow import Ints
 from align.ledger.state import legal
 from align.ledger.wrong import Entry
 
@@ -18,13 +18,17 @@ def check_sums(at: At) -> None:
     ``at`` is plane 0; rows of other layers are looked up in theirs.
     """
     record, ledger = at.record, at.ledger
+    #: (plane, span, position) → the fault that shows in an earlier layer of this step already.
+    shown: dict[tuple[int, int, int], Entry] = {}
     where, sums = record.found.where.numpy(), record.found.sums.numpy()
     for (layer, row, position), found in zip(where.tolist(), sums, strict=True):
         plane = ledger.planes.index(layer) if layer in ledger.planes else 0
         here = At(ledger, plane, at.number, record)
-        span = record.spans[row]
+        span, key = record.spans[row], (plane, row, position)
         lost = ledger.owned.lost(plane, span.request)
-        if position in lost or position >= span.end or (plane, row) in ledger.table_cause or not here.readable:
+        if (position in lost and key not in shown) or position >= span.end or not here.readable:
+            continue
+        if (plane, row) in ledger.table_cause:
             continue
         slot = here.slots(row, np.array([position]))
         event = ledger.shadow.read(plane, slot)
@@ -33,8 +37,13 @@ def check_sums(at: At) -> None:
         written = ledger.events.sums_of(int(event[0]), layer)
         if written is None or (written == found).all():
             continue
-        lost[position] = _accuse(here, layer, row, position, int(slot[0]), int(event[0]), found)
-        lost[position].harmed(record, here.place(row, position), layer)
+        if key in shown:
+            shown[key].layers.add(layer)
+            continue
+        entry = _accuse(here, layer, row, position, int(slot[0]), int(event[0]), found)
+        lost[position] = shown[key] = entry
+        entry.batch = entry.batch or here.batch()
+        entry.harmed(record, here.place(row, position), [layer])
 
 
 def _accuse(at: At, layer: int, row: int, position: int, slot: int, event: int, found: Ints) -> Entry:
@@ -47,7 +56,7 @@ def _accuse(at: At, layer: int, row: int, position: int, slot: int, event: int, 
     after = before.copy()
     after[offset] = by
     first: dict[str, Any] = {"victim": at.place(row, position), "slot": slot, "expected": slot}
-    first["page"] = page_of(ledger.events, block, before, after)
+    first["page"] = at.page(block, before, after)
     first["detail"] = {"block": block, "zero": not bool(found.any()), "last": slot == record.pool.slots - 1}
     first["call"] = record.calls.get("write", "")
     if place is not None and not again:

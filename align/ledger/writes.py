@@ -10,7 +10,7 @@ import numpy as np
 from align.ledger.at import At
 from align.ledger.hindsight import Visit
 from align.ledger.record.types import NONE
-from align.ledger.shadow import Ints, page_of
+from align.ledger.shadow import Ints
 from align.ledger.slots import expected_slots, rows_of
 from align.ledger.wrong import Entry, Place
 
@@ -26,6 +26,10 @@ class _Token:
     event: int
 
 
+#: A fault, a block that it is about, and what that is to it: ``page`` or ``home`` of :class:`align.ledger.wrong.Wrong`.
+_Accused = tuple[Entry, int, str]
+
+
 def write(at: At, events: Ints) -> None:
     """Judge the writes of a step, and enter them into the shadow."""
     record, ledger = at.record, at.ledger
@@ -36,7 +40,7 @@ def write(at: At, events: Ints) -> None:
     ledger.slotless |= {(at.plane, event) for event in events[slots == NONE].tolist()}
     expected = expected_slots(record, at.indices, rows) if at.readable else slots
     tokens = [_Token(*map(int, one)) for one in zip(rows.span, rows.position, slots, expected, events, strict=True)]
-    accused: list[tuple[Entry, int]] = []
+    accused: list[_Accused] = []
     clean: list[_Token] = []
     for token in tokens:
         span = record.spans[token.row]
@@ -51,7 +55,7 @@ def write(at: At, events: Ints) -> None:
                 ledger.void[at.plane, token.expected] = entry
             _taint(at, token, entry, accused)
     shaky = _conflicts(at, clean, accused)
-    before = {block: ledger.shadow.page(at.plane, block) for _, block in accused}
+    before = {block: ledger.shadow.page(at.plane, block) for _, block, _ in accused}
     inside = (slots >= 0) & (slots < record.pool.slots)
     ledger.shadow.write(at.plane, slots[inside], events[inside])
     for token in clean if ledger.void else ():
@@ -68,19 +72,23 @@ def write(at: At, events: Ints) -> None:
         cause = shaky.get((token.row, token.slot // at.size))
         if cause is not None:
             ledger.owned.lost(at.plane, record.spans[token.row].request).setdefault(token.position, cause)
-    for entry, block in accused:
-        if "page" not in entry.first:
-            entry.first["page"] = page_of(ledger.events, block, before[block], ledger.shadow.page(at.plane, block))
+    for entry, block, what in accused:
+        if what not in entry.first:
+            after = ledger.shadow.page(at.plane, block)
+            entry.first[what] = at.page(block, before[block], after, entry.doubted)
 
 
-def _taint(at: At, token: _Token, entry: Entry, accused: list[tuple[Entry, int]]) -> None:
+def _taint(at: At, token: _Token, entry: Entry, accused: list[_Accused]) -> None:
     at.ledger.taint[at.plane, token.event] = entry
     span = at.record.spans[token.row]
-    entry.note(at.record, at.layer, span.request)
+    entry.note(at.record, at.layers, span.request, "written")
     if span.real:
         at.ledger.owned.lost(at.plane, span.request)[token.position] = entry
     if 0 <= token.slot < at.record.pool.slots:
-        accused.append((entry, token.slot // at.size))
+        accused.append((entry, token.slot // at.size, "page"))
+    first = entry.first.get("expected", NONE) == token.expected != NONE and entry.step == at.record.step
+    if first and token.expected // at.size != token.slot // at.size:
+        accused.append((entry, token.expected // at.size, "home"))
 
 
 def _victim(at: At, held: tuple[Visit, int] | None) -> Place | None:
@@ -148,7 +156,7 @@ def _misplaced(at: At, token: _Token) -> Entry:
     return at.open((span.request,), guess.kind, slot=token.slot, detail=detail, **first)
 
 
-def _conflicts(at: At, tokens: list[_Token], accused: list[tuple[Entry, int]]) -> dict[tuple[int, int], Entry]:
+def _conflicts(at: At, tokens: list[_Token], accused: list[_Accused]) -> dict[tuple[int, int], Entry]:
     """Rows that write where their table says: into a block that another request needs as well, or twice.
 
     Returns:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,10 @@ from align.ledger.record.types import NONE, IndexRecord
 
 #: Of forwards with requests.
 _PHASES = ("prefill", "decode", "mixed")
+#: Kinds whose writer has a wrong block table: what it says of whose a block is means nothing.
+_OF_TABLES = frozenset(
+    ("stale_table", "foreign_row", "table_range", "minus_one", "short_table", "prefix_missing", "table_repeats")
+)
 
 
 @dataclass(frozen=True)
@@ -30,12 +35,54 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """Whose place a slot is by a request's block table; ``needed``: its token must be there once the step has written,
+    otherwise it comes in a later step."""
+
+    request: str
+    position: int
+    needed: bool
+
+
+@dataclass(frozen=True)
 class Page:
-    """One block of a layer before and after: ``(owner, position)`` per offset; the owner ``""`` has written nothing."""
+    """One block of a layer before and after: ``(owner, position)`` per offset; the owner ``""`` has written nothing.
+
+    Attributes:
+        should: per offset what the block tables say of it.
+        lost: offsets where somebody who needs its token does not find it afterwards.
+        doubted: the request whose block table is wrong; of it ``should`` says where it wrote itself.
+    """
 
     block: int
     before: tuple[tuple[str, int], ...]
     after: tuple[tuple[str, int], ...]
+    should: tuple[tuple[Claim, ...], ...] = ()
+    lost: frozenset[int] = frozenset()
+    doubted: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request's row of the batch.
+
+    Attributes:
+        row: place in the batch, from 0.
+        hit: positions that a prefix cache gave it when it began.
+        start, end: of the positions that this step computes; those before ``start`` are in the cache.
+        kv_len: as attention was handed it; ``None`` if that is not known.
+        table: as handed over, as far as ``end`` needs it; empty if that cannot be told.
+        shared: how many of its blocks, from the first, others have as well, for they begin with the same tokens.
+    """
+
+    request: str
+    row: int
+    hit: int
+    start: int
+    end: int
+    kv_len: int | None
+    table: tuple[int, ...]
+    shared: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,11 +97,17 @@ class Wrong:
         slot, expected: what was used and what the formula gives; −1 if it is not about a slot.
         detail: what the kind's sentence needs, and more; JSON-able.
         page: the block in question.
+        home: the block where that should have stood that was written elsewhere; ``None`` if it is the same one.
+        batch: rows of the requests of the step in which it showed first.
         first_read: whose attention was the first to read what the fault left; ``None`` if nobody did.
         read_layer: of that read.
-        count: places that show it, over steps and layers.
+        written: rows that were written where they must not be; in how many layers, ``layers`` says.
+        missed: times that attention looks for a token and finds another there, or nothing; anew in each step.
+        handed: times that a wrong argument was handed over.
         steps, layers, requests, phases: all that show it.
-        call: ``file:line`` in the engine.
+        layers_of: how many layers there are.
+        call: ``file:line`` in the engine where the index was used.
+        made: where the engine makes such indices, ``file:line function``, one after the other.
         run: of the launch in which it showed first.
         runs: all that show it.
         reach: request → layer and position from which on its attention is wrong for it, in the last of ``runs``; the
@@ -71,14 +124,20 @@ class Wrong:
     expected: int = NONE
     detail: Mapping[str, Any] = field(default_factory=dict)
     page: Page | None = None
+    home: Page | None = None
+    batch: tuple[Row, ...] = ()
     first_read: Place | None = None
     read_layer: int = NONE
-    count: int = 1
+    written: int = 0
+    missed: int = 0
+    handed: int = 0
     steps: tuple[int, ...] = ()
     layers: tuple[int, ...] = ()
+    layers_of: int = 0
     requests: tuple[str, ...] = ()
     phases: tuple[str, ...] = ()
     call: str = ""
+    made: str = ""
     run: int = 0
     runs: tuple[int, ...] = ()
     reach: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -93,7 +152,9 @@ class Entry:
         self.victim: Place | None = first.pop("victim", None)
         self.read: Place | None = None
         self.read_layer = NONE
-        self.count = 0
+        #: ``written``, ``missed``, ``handed``: see :class:`Wrong`.
+        self.counts: Counter[str] = Counter()
+        self.batch: tuple[Row, ...] = ()
         self.steps: set[int] = set()
         self.layers: set[int] = set()
         self.requests: dict[str, None] = {}
@@ -101,23 +162,29 @@ class Entry:
         self.phases: set[str] = set()
         self.reach: dict[str, tuple[int, int]] = {}
 
-    def note(self, record: IndexRecord, layer: int, request: str = "") -> None:
-        """It shows here as well."""
-        self.count += 1
+    @property
+    def doubted(self) -> str:
+        """The request whose block table is wrong; empty if none is."""
+        writer: Place | None = self.first.get("writer")
+        return writer.request if writer is not None and self.kind in _OF_TABLES else ""
+
+    def note(self, record: IndexRecord, layers: Sequence[int], request: str, what: str) -> None:
+        """It shows here as well: ``what`` is a name of :attr:`counts`."""
+        self.counts[what] += 1
         self.steps.add(record.step)
-        self.layers.add(layer)
+        self.layers.update(layers)
         self.runs.add(record.run)
         self.phases.add(record.phase)
         if request:
             self.requests.setdefault(request)
 
-    def harmed(self, record: IndexRecord, place: Place, layer: int) -> None:
+    def harmed(self, record: IndexRecord, place: Place, layers: Sequence[int]) -> None:
         """What it left was found where a request looks for its own; read by attention if that reads the cache."""
-        self.note(record, layer, place.request)
+        self.note(record, layers, place.request, "missed")
         if self.victim is None:
             self.victim = place
         if record.paged:
-            self.misled(record, place, layer)
+            self.misled(record, place, layers[0])
 
     def misled(self, record: IndexRecord, place: Place, layer: int) -> None:
         """Attention of a request reads what is not its own, or not all that is: key ``place`` is the first."""
@@ -130,7 +197,8 @@ class Entry:
     def made(self) -> Wrong:
         return Wrong(
             self.kind, self.rank, self.step, self.layer, victim=self.victim or self.read, first_read=self.read,
-            read_layer=self.read_layer, count=max(1, self.count), steps=tuple(sorted(self.steps)),
+            read_layer=self.read_layer, batch=self.batch, written=self.counts["written"],
+            missed=self.counts["missed"], handed=self.counts["handed"], steps=tuple(sorted(self.steps)),
             layers=tuple(sorted(self.layers)), requests=tuple(self.requests), runs=tuple(sorted(self.runs)),
             phases=tuple(one for one in _PHASES if one in self.phases), reach=dict(self.reach),
             **{"writer": None, **self.first},
@@ -147,7 +215,7 @@ class Book:
         """The entry under this key, made from what was seen first."""
         entry = self.entries.get((kind, record.run, *key))
         if entry is None:
-            entry = Entry(kind, record.rank, record.step, layer, run=record.run, **first)
+            entry = Entry(kind, record.rank, record.step, layer, run=record.run, layers_of=record.layers, **first)
             self.entries[(kind, record.run, *key)] = entry
         return entry
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from align.models import qwen3, smollm2
+from align.models import mistral, qwen3, qwen_moe, smollm2
 from align.models.cache import Say, build_once, models_dir
 from align.models.text import TEXTS
 
@@ -69,6 +69,52 @@ PRESETS: dict[str, Preset] = {
                 "prompts": qwen3.PROMPT_LENGTHS,
             },
             qwen3.build,
+        ),
+        Preset(
+            "qwen3-mqa",
+            "the same with 1 kv head, of which every rank holds a copy, and a vocabulary of 1000 that engines pad",
+            {
+                "seed": qwen3.SEED,
+                "config": qwen3.MQA_CONFIG,
+                "generation": qwen3.GENERATION_CONFIG,
+                "template": qwen3.CHAT_TEMPLATE,
+                "prompts": qwen3.PROMPT_LENGTHS,
+            },
+            qwen3.build_mqa,
+        ),
+        *(
+            Preset(
+                name,
+                summary,
+                {
+                    "seed": qwen3.SEED,
+                    "config": config,
+                    "generation": qwen3.GENERATION_CONFIG,
+                    "template": qwen3.CHAT_TEMPLATE,
+                    "prompts": qwen3.PROMPT_LENGTHS,
+                },
+                build,
+            )
+            for name, summary, config, build in (
+                (
+                    "qwen3-moe",
+                    "tiny seeded Qwen3-MoE (4 layers of 8 experts, 2 for each token, weights renormalised)",
+                    qwen_moe.QWEN3_MOE_CONFIG,
+                    qwen_moe.build_qwen3_moe,
+                ),
+                (
+                    "qwen2-moe",
+                    "the same as Qwen2-MoE: biases, weights not renormalised, a gated shared expert beside the routed",
+                    qwen_moe.QWEN2_MOE_CONFIG,
+                    qwen_moe.build_qwen2_moe,
+                ),
+                (
+                    "mistral",
+                    f"tiny seeded Mistral (4 layers, 4 heads, 2 kv heads), a sliding window of {mistral.WINDOW} tokens",
+                    mistral.CONFIG,
+                    mistral.build,
+                ),
+            )
         ),
         Preset(
             "smollm2",

@@ -8,7 +8,7 @@ processor.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +63,9 @@ CONFIG: dict[str, Any] = {
     "vocab_size": VOCAB,
 }
 
+#: One key/value head, which every rank of tensor parallelism holds a copy of; and a vocabulary that engines pad.
+MQA_CONFIG: dict[str, Any] = {**CONFIG, "num_key_value_heads": 1, "vocab_size": 1000}
+
 GENERATION_CONFIG: dict[str, Any] = {
     "bos_token_id": BOS,
     "do_sample": False,
@@ -76,12 +79,13 @@ CHAT_TEMPLATE = (
 )
 
 
-def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+def shapes(config: Mapping[str, Any] = CONFIG) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of all parameters, as Qwen3ForCausalLM has them."""
-    hidden, inter, dim = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
-    q_size, kv_size = CONFIG["num_attention_heads"] * dim, CONFIG["num_key_value_heads"] * dim
-    yield "model.embed_tokens.weight", (VOCAB, hidden)
-    for index in range(CONFIG["num_hidden_layers"]):
+    hidden, inter, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q_size, kv_size = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    vocab = config["vocab_size"]
+    yield "model.embed_tokens.weight", (vocab, hidden)
+    for index in range(config["num_hidden_layers"]):
         layer = f"model.layers.{index}"
         yield f"{layer}.input_layernorm.weight", (hidden,)
         yield f"{layer}.self_attn.q_proj.weight", (q_size, hidden)
@@ -95,7 +99,7 @@ def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{layer}.mlp.up_proj.weight", (inter, hidden)
         yield f"{layer}.mlp.down_proj.weight", (hidden, inter)
     yield "model.norm.weight", (hidden,)
-    yield "lm_head.weight", (VOCAB, hidden)
+    yield "lm_head.weight", (vocab, hidden)
 
 
 def _raw(seed: int, name: str, count: int) -> NDArray[np.uint64]:
@@ -119,15 +123,22 @@ def bell(seed: int, name: str, count: int) -> NDArray[np.float32]:
     return np.asarray(centred.astype(np.float32) * scale, dtype=np.float32)
 
 
-def weights(seed: int = SEED) -> dict[str, torch.Tensor]:
+Shapes = Callable[[Mapping[str, Any]], "Iterator[tuple[str, tuple[int, ...]]]"]
+
+
+def weights(
+    seed: int = SEED, config: Mapping[str, Any] = CONFIG, parameters: Shapes = shapes
+) -> dict[str, torch.Tensor]:
     """All parameters in bfloat16; greedy output varies and the logits' deviation is about 2."""
     import torch
 
     tensors = {}
-    for name, shape in shapes():
+    for name, shape in parameters(config):
         count = shape[0] * (shape[1] if len(shape) == 2 else 1)
         values = torch.from_numpy(bell(seed, name, count)).reshape(shape)
-        if len(shape) == 1:
+        if name.endswith(".bias"):
+            values = 0.1 * values
+        elif len(shape) == 1:
             values = 1.0 + 0.1 * values
         elif name == "lm_head.weight":
             values = values * (2.0 / sqrt(shape[1]))
@@ -146,7 +157,7 @@ def default_prompts(seed: int = SEED) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
+def _vocabulary(size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Byte-level vocabulary (any text can be written) and its merges: letter pairs, then a space and a
     letter.
     """
@@ -159,12 +170,14 @@ def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
     merges += [("Ġ", str(digit)) for digit in range(10)]
     tokens = [*SPECIAL, *sorted(ByteLevel.alphabet()), *(first + second for first, second in merges)]
     assert len(tokens) == FIRST_RESERVED, len(tokens)
-    tokens += [f"<reserved_{index}>" for index in range(VOCAB - len(tokens))]
+    tokens += [f"<reserved_{index}>" for index in range(size - len(tokens))]
     return {token: index for index, token in enumerate(tokens)}, merges
 
 
-def write_tokenizer(folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json. Texts get no BOS; the chat template writes one."""
+def write_tokenizer(folder: Path, size: int = VOCAB) -> None:
+    """Write tokenizer.json and tokenizer_config.json, of ``size`` tokens. Texts get no BOS; the chat template writes
+    one.
+    """
     from tokenizers import (
         AddedToken,
         Tokenizer,
@@ -173,7 +186,7 @@ def write_tokenizer(folder: Path) -> None:
         pre_tokenizers,
     )
 
-    vocab, merges = _vocabulary()
+    vocab, merges = _vocabulary(size)
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -193,13 +206,23 @@ def write_tokenizer(folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", settings)
 
 
-def build(folder: Path, say: Say, seed: int = SEED) -> None:
-    """Write the whole checkpoint into an existing empty ``folder``. Takes about a second, 8 MB."""
+def build(
+    folder: Path, say: Say, seed: int = SEED, config: Mapping[str, Any] = CONFIG, parameters: Shapes = shapes
+) -> None:
+    """Write the whole checkpoint into an existing empty ``folder``. Takes about a second, 8 MB.
+
+    ``parameters`` gives names and shapes for a configuration.
+    """
     from safetensors.torch import save
 
-    write_json(folder / "config.json", CONFIG)
+    write_json(folder / "config.json", dict(config))
     write_json(folder / "generation_config.json", GENERATION_CONFIG)
-    write_tokenizer(folder)
+    write_tokenizer(folder, config["vocab_size"])
     write_prompts(folder, [(ids, None) for ids in default_prompts(seed)])
     say("computing the weights")
-    (folder / "model.safetensors").write_bytes(save(weights(seed), metadata={"format": "pt"}))
+    (folder / "model.safetensors").write_bytes(save(weights(seed, config, parameters), metadata={"format": "pt"}))
+
+
+def build_mqa(folder: Path, say: Say) -> None:
+    """The same with :data:`MQA_CONFIG`."""
+    build(folder, say, config=MQA_CONFIG)

@@ -18,7 +18,8 @@ def _silent(line: str) -> None:
 def resolve_model(text: str, say: Say = _silent) -> ModelInfo:
     """Find a preset (built at first use) or a local Hugging Face checkpoint directory.
 
-    A preset's name wins over a directory of that name; write ``./qwen3`` for the directory.
+    A preset's name wins over a directory of that name; write ``./qwen3`` for the directory. ``qwen3_moe`` is
+    ``qwen3-moe``.
 
     Args:
         text: preset name or path.
@@ -27,7 +28,7 @@ def resolve_model(text: str, say: Say = _silent) -> ModelInfo:
     Raises:
         UserError: unknown name, missing or damaged checkpoint, or a preset that cannot be built.
     """
-    preset = PRESETS.get(text)
+    preset = PRESETS.get(text) or PRESETS.get(text.replace("_", "-"))
     if preset is not None:
         return read_info(preset.ensure(say), name=preset.name, preset=True)
     if not text.strip() or "\0" in text:

@@ -10,7 +10,11 @@ from align.errors import UserError
 from align.models.info import ModelInfo, check_weights
 
 #: Dense architectures whose tensors are named and shaped as :func:`expected` says.
-DENSE = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+DENSE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+#: The same with a file's tensors for each expert; see :mod:`align.models.qwen_moe`.
+WITH_EXPERTS = ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
+#: What the simulated NPU has all operators of.
+SIMULATED_ARCHITECTURES = (*DENSE, *WITH_EXPERTS)
 
 
 def architecture(info: ModelInfo) -> str:
@@ -29,7 +33,13 @@ def expected(info: ModelInfo) -> Iterator[tuple[str, tuple[int, ...], str]]:
         yield f"{at}.self_attn.q_proj.weight", (heads, info.hidden), "num_attention_heads, head_dim"
         yield f"{at}.self_attn.k_proj.weight", (kv, info.hidden), "num_key_value_heads, head_dim"
         yield f"{at}.self_attn.v_proj.weight", (kv, info.hidden), "num_key_value_heads, head_dim"
-        yield f"{at}.mlp.gate_proj.weight", (info.intermediate, info.hidden), "intermediate_size"
+        if architecture(info) in DENSE:
+            yield f"{at}.mlp.gate_proj.weight", (info.intermediate, info.hidden), "intermediate_size"
+            continue
+        experts, width = int(info.config.get("num_experts", 0)), int(info.config.get("moe_intermediate_size", 0))
+        yield f"{at}.mlp.gate.weight", (experts, info.hidden), "num_experts, hidden_size"
+        for expert in range(experts):
+            yield f"{at}.mlp.experts.{expert}.gate_proj.weight", (width, info.hidden), "moe_intermediate_size"
     yield "model.norm.weight", (info.hidden,), "hidden_size"
 
 
@@ -39,7 +49,7 @@ def check_shapes(info: ModelInfo) -> None:
     Raises:
         UserError: names the tensor, both shapes and the fields to look at.
     """
-    if architecture(info) not in DENSE or info.config.get("quantization_config"):
+    if architecture(info) not in SIMULATED_ARCHITECTURES or info.config.get("quantization_config"):
         return
     shapes: dict[str, tuple[int, ...]] = {}
     for file in check_weights(info.path):

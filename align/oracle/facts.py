@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from align.checkpoints.recompute import Routing
+from align.checkpoints.routing import routing_of
 from align.checkpoints.table import Structure
 
 #: Model types whose rotary embedding pairs neighbouring channels (transformers' modeling files: ``x[..., 0::2]``).
@@ -15,9 +16,10 @@ INTERLEAVED = ("gptj", "codegen", "cohere", "cohere2", "glm", "glm4", "ernie4_5"
 OFFSET_NORMS = ("gemma", "gemma2", "gemma3", "gemma3_text")
 #: Architectures whose window counts only with ``use_sliding_window`` (their configuration classes drop it otherwise).
 _SWITCHED = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
+#: Architectures with the window in every layer (its configuration class has no ``layer_types``).
+_ALWAYS = ("MistralForCausalLM",)
 #: Architectures without any window, whatever the file says.
 _NEVER = ("LlamaForCausalLM",)
-_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def facts_of(config: Mapping[str, Any], structure: Structure) -> Facts:
         rope_why=f"the rope parameters differ by kind of layer ({', '.join(sorted(by_layer))})" if by_layer else "",
         interleaved=bool(config.get("rope_interleaved", kind in INTERLEAVED)),
         windows=tuple(_window(config, layer) for layer in range(structure.layers)),
-        routing=_routing(config),
+        routing=routing_of(config),
     )
 
 
@@ -106,30 +108,8 @@ def _window(config: Mapping[str, Any], layer: int) -> Window:
         if size is None:
             return Window(why="the layer is of type sliding_attention and the configuration has no sliding_window")
         return Window(int(size))
-    if size is None:
-        return Window()
+    if size is None or named in _ALWAYS:
+        return Window(None if size is None else int(size))
     if named in _SWITCHED:
         return Window(int(size) if layer >= int(config.get("max_window_layers", 28)) else None)
     return Window(int(size), f"sliding_window is {size} and the configuration does not say for which layers")
-
-
-def _routing(config: Mapping[str, Any]) -> Routing | None:
-    experts = next((int(config[key]) for key in _EXPERTS if config.get(key)), 0)
-    if not experts or not config.get("num_experts_per_tok"):
-        return None
-    kind = str(config.get("model_type", ""))
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
-    if config.get("scoring_func") == "sigmoid" or (kind == "deepseek_v3" and "scoring_func" not in config):
-        scoring = "sigmoid"
-    grouped = int(config.get("n_group") or 1) > 1 and config.get("topk_method") != "greedy"
-    return Routing(
-        experts=experts,
-        top_k=int(config["num_experts_per_tok"]),
-        scoring=scoring,
-        # Without a switch the chosen are always normalised (Mixtral), but for models that have it (default: not).
-        renormalize=bool(config.get("norm_topk_prob", "num_local_experts" in config)),
-        scale=float(config.get("routed_scaling_factor") or 1.0),
-        groups=int(config["n_group"]) if grouped else 1,
-        kept_groups=int(config.get("topk_group") or 1) if grouped else 1,
-        group_score="best two" if scoring == "sigmoid" else "best",
-    )

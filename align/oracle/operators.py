@@ -78,6 +78,8 @@ class Operators:
             routing = self._facts.routing
             assert routing is not None
             return recompute.expert_weights(inputs[0], inputs[1], routing, F64)
+        if operator == "gated_add":
+            return recompute.gated_add(inputs[0], inputs[1], inputs[2], F64)
         if operator == "expert_mix":
             return self._mix(task, *inputs)
         assert operator == "gated_mlp", operator
@@ -193,17 +195,14 @@ class Operators:
             gate, up, down = (self._expert_part(part, layer, index) for part in ("gate", "up", "down"))
             return gate, up, down
 
-        return recompute.expert_mix(x, ids, shares, expert, self._facts.activation, F64)
+        routing = self._facts.routing
+        first_zero = None if routing is None or not routing.zero else routing.experts - routing.zero
+        return recompute.expert_mix(x, ids, shares, expert, self._facts.activation, F64, first_zero)
 
     def _shared(self, task: Task, x: Tensor) -> Exact:
         layer = task.name.layer
         gate, up, down = (self._expert_part(f"shared_{part}", layer) for part in ("gate", "up", "down"))
-        exact = recompute.gated_mlp(x, gate, up, down, self._facts.activation, F64)
-        name = self.weights().of_experts("shared_scale", layer)
-        if name is None:
-            return exact
-        scale = (x.to(F64) @ self.weights().read(name).to(F64).T).sigmoid()  # Qwen2-MoE's gate, [R, 1]
-        return Exact(exact.value * scale, exact.magnitude * scale + 2 * (exact.value * scale).abs())
+        return recompute.gated_mlp(x, gate, up, down, self._facts.activation, F64)
 
     def choice(self, task: Task, logits: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Excess of the recorded choice, ``[R, top_k]``, see :func:`align.checkpoints.recompute.choice_excess`."""

@@ -110,9 +110,8 @@ class Oracle:
             yield replace(result, seconds=time.perf_counter() - began)
 
     def _judge(self, task: Task, steps: frozenset[int] | None) -> OracleResult:
-        why = task.why or self._unread()
-        if why:
-            return _not_observable(task, why)
+        if task.why:
+            return _not_observable(task, task.why)
         parts, skipped = self._parts(task, steps)
         if not parts:
             reasons = list(dict.fromkeys(one.why for one in skipped)) or ["no step was recorded"]
@@ -133,11 +132,6 @@ class Oracle:
         except _BROKEN as error:
             skipped.append(Skipped(-1, -1, str(error)))
         return fold.result(str(task.name), policy, task.operator, places, skipped, notes)
-
-    def _unread(self) -> str:
-        layout = self._trace.manifest.get("layout") or {}
-        many = int(layout.get("dp", 1)) > 1
-        return "ranks of several data-parallel groups are not read yet" if many else ""
 
     def _parts(self, task: Task, steps: frozenset[int] | None) -> tuple[list[StepRows], list[Skipped]]:
         """What was recorded, ordered by rank and step; channels of all parts alike."""
@@ -237,9 +231,8 @@ class Oracle:
             ValueError: a name that the model does not have.
         """
         (task,) = plan(self.structure, self.facts, [name])
-        why = task.why or self._unread()
-        if why or task.operator == "topk_ids":
-            raise NotObservableError(why or "a choice has no float64 result")
+        if task.why or task.operator == "topk_ids":
+            raise NotObservableError(task.why or "a choice has no float64 result")
         overrides = dict(inputs or {})
         parts = self._reader.steps(task, step, overrides, need_output=False)
         if task.operator == "attention":

@@ -19,6 +19,7 @@ _BY_KIND = {
 }
 #: Kinds that an operator reads although the table does not list them.
 _ALSO = {"moe.topk_weights": ("moe.topk_ids",)}
+_EXPERTS = ("moe.shared", "moe.routed")
 _PLAIN_SILU = ("silu", "swish")
 
 
@@ -60,12 +61,13 @@ def _task(structure: Structure, facts: Facts, name: Name) -> Task:
     operator = structure.operator(name.kind)
     inputs = structure.inputs(name)
     operator = _BY_KIND.get(name.kind.name, operator)
-    if operator == "add" and len(inputs) == 1:  # layer 0, and expert layers without shared experts
+    if operator == "add" and len(inputs) == 1:  # layer 0
         operator = "identity"
     if operator == "silu_mul" and facts.activation not in _PLAIN_SILU:
         operator = "gelu_mul"
     also = tuple(Name(parse(f"layers.0.{kind}").kind, name.layer) for kind in _ALSO.get(name.kind.name, ()))
-    partial = name.kind.shard == "partial" and structure.tp > 1
+    # Of experts the sum over the ranks is judged: how a rank comes by its part is a matter of the engine's method.
+    partial = name.kind.shard == "partial" and structure.tp > 1 and name.kind.name not in _EXPERTS
     return Task(name, operator, (*inputs, *also), partial, _impossible(structure, facts, name, operator))
 
 
@@ -83,13 +85,15 @@ def _impossible(structure: Structure, facts: Facts, name: Name, operator: str) -
         return window.why if window.why and window.size is None else ""
     if operator in ("topk_ids", "topk_weights", "expert_mix") and facts.routing is None:
         return "the configuration does not say how experts are chosen"
-    if operator == "gated_mlp" and structure.tp > 1:
-        return "shared experts under tensor parallelism are not recomputed"
     return ""
 
 
 def bound_of(task: Task, structure: Structure) -> OperatorBound:
     """What rounding may do; the sum over ranks rounds once for each of its additions."""
+    if task.name.kind.name in _EXPERTS and max(structure.tp, structure.expert_tp) > 1:
+        one, ranks = bounds()[task.operator], max(structure.tp, structure.expert_tp)
+        why = f"{one.derivation}; each rank's summand rounds by itself, and each addition once"
+        return OperatorBound(task.operator, one.max_roundings + 2.0 * ranks, one.gain_roundings + 1, why)
     if task.operator != "all_reduce":
         return bounds()[task.operator]
     count = float(structure.tp - 1)

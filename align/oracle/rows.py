@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 
 from align.checkpoints.table import parse
 from align.compare.gather import is_head
-from align.compare.rows import Recorded, real_steps
+from align.compare.rows import Recorded, ranks_of, real_steps
 from align.oracle.plan import Task
 from align.oracle.types import NotObservableError, RowPlace
-from align.trace.format import POSITIONS, TOKEN_IDS, StepEntry
+from align.trace.format import POSITIONS, TOKEN_IDS, USED, StepEntry
 
 Tensor = torch.Tensor
 Overrides = Mapping[str, Tensor]
@@ -54,7 +55,7 @@ class Reader:
             NotObservableError: something was not recorded, or does not fit.
         """
         entry = self.entry(step)
-        ranks = self._trace.ranks if task.partial else (-1,)
+        ranks = ranks_of(self._trace, step) if task.partial else (-1,)
         return [self._part(task, entry, rank, overrides or {}, need_output) for rank in ranks]
 
     def entry(self, step: int) -> StepEntry:
@@ -73,17 +74,24 @@ class Reader:
         if task.operator == "all_reduce":
             inputs = self._summands(names[0], entry, overrides)
         else:
-            inputs = [self.value(name, entry, rank, overrides) for name in names]
+            inputs = [self._input(name, entry, rank, overrides) for name in names]
         output = self.value(str(task.name), entry, rank, {}) if need_output else None
         rows = self._rows(str(task.name), entry, output, inputs)
         taken = tuple(self._at(tensor, rows, entry) for tensor in inputs)
         return StepRows(entry, rank, rows, output, taken, tuple(self._places(entry, rank, rows)))
 
+    def _input(self, name: str, entry: StepEntry, rank: int, overrides: Overrides) -> Tensor:
+        """What an operator read: where the routing was replayed, not what the router itself chose."""
+        if name.endswith(".moe.topk_ids") and name not in overrides:
+            with suppress(NotObservableError):  # usually a router's own choice was used
+                return self.value(f"{name}{USED}", entry, rank, {})
+        return self.value(name, entry, rank, overrides)
+
     def _summands(self, name: str, entry: StepEntry, overrides: Overrides) -> list[Tensor]:
         """What the ranks' reduce adds up; a sum that was given is one summand."""
         if name in overrides:
             return [overrides[name]]
-        return [self.value(name, entry, rank, overrides) for rank in self._trace.ranks]
+        return [self.value(name, entry, rank, overrides) for rank in ranks_of(self._trace, entry.step)]
 
     def value(self, name: str, entry: StepEntry, rank: int, overrides: Overrides) -> Tensor:
         """A record of a step, joined over the ranks unless one is named.
@@ -166,6 +174,6 @@ class Reader:
         if key in overrides:
             return overrides[key]
         try:
-            return self._trace.tensor(self._trace.ranks[0], entry.step, key)
+            return self._trace.tensor(ranks_of(self._trace, entry.step)[0], entry.step, key)
         except ValueError as error:
             raise NotObservableError(str(error)) from error

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from align.checkpoints.packed import unpacked
 from align.checkpoints.parameters import parameters
 from align.checkpoints.table import Structure
 from align.models.info import check_weights
@@ -22,6 +23,7 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _EMBEDDING = "model.embed_tokens.weight"
 #: Router, experts and shared experts: names of the families, the first that exists counts. ``{e}`` is the expert.
 _MOE = {
+    "moe.shared_gate": ("mlp.shared_expert_gate.weight",),
     "moe.router_logits": ("mlp.gate.weight", "block_sparse_moe.gate.weight", "mlp.router.weight"),
     "router_bias": ("mlp.gate.e_score_correction_bias",),
     "gate": ("mlp.experts.{e}.gate_proj.weight", "block_sparse_moe.experts.{e}.w1.weight"),
@@ -30,7 +32,6 @@ _MOE = {
     "shared_gate": ("mlp.shared_experts.gate_proj.weight", "mlp.shared_expert.gate_proj.weight"),
     "shared_up": ("mlp.shared_experts.up_proj.weight", "mlp.shared_expert.up_proj.weight"),
     "shared_down": ("mlp.shared_experts.down_proj.weight", "mlp.shared_expert.down_proj.weight"),
-    "shared_scale": ("mlp.shared_expert_gate.weight",),
     "attn.sinks": ("self_attn.sinks",),
 }
 
@@ -53,7 +54,8 @@ class CheckpointWeights:
         for path in check_weights(directory):
             handle = self._stack.enter_context(safe_open(path, framework="pt"))
             self._files.update(dict.fromkeys(handle.keys(), handle))
-        self._names = {(one.kind, one.layer, one.bias): one.tensor for one in parameters(structure)}
+        self._files.update(unpacked(self._files))
+        self._names = {(one.kind, one.layer, one.bias): one.tensor for one in parameters(structure) if one.sole}
         #: Bytes read so far, as the files hold them.
         self.bytes_read = 0
 
@@ -68,7 +70,7 @@ class CheckpointWeights:
         if kind == "logits" and self._structure.tied and not bias:
             return _EMBEDDING if _EMBEDDING in self._files else None
         found = self._names.get((kind, layer, bias))
-        if found is None and not bias:
+        if found not in self._files and not bias and kind in _MOE:
             return self.of_experts(kind, layer)
         return found if found in self._files else None
 

@@ -14,9 +14,10 @@ from align.sentences import Said, said
 #: Options of ``align run`` that change what it does, beside those that its case, its patches and its device say.
 WITH_VALUE = (
     "--allow", "--policy", "--floor", "--min-coverage", "--capture", "--values-budget", "--replay", "--confirm",
-    "--launch-timeout", "--step-timeout",
+    "--replay-routing",
+    "--launch-timeout", "--step-timeout", "--layouts", "--min-tp", "--device-memory",
 )  # fmt: skip
-FLAGS = ("--lean", "--no-tensors", "--no-confirm", "--no-audit", "--fresh")
+FLAGS = ("--lean", "--no-tensors", "--no-confirm", "--no-audit", "--no-fa", "--fresh", "--ladder", "--no-ladder")
 
 
 def command_again(result: Result) -> list[str] | None:

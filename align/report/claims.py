@@ -7,6 +7,8 @@ from typing import Any
 
 from align.compare.coverage import percent_text
 from align.report.reach import Claim, cut, onset_of
+from align.result.collectives import CollectivesAudit
+from align.result.parts import Condition
 from align.result.schema import Result
 from align.sentences import raw, said
 
@@ -60,7 +62,8 @@ def _checked(result: Result) -> Iterator[Claim]:
     for side in result.stability:
         if side.stable:
             noise = "@label.not_known" if side.noise is None else side.noise
-            yield "check.stability", {"side": f"@side.{side.side}", "tokens": side.tokens, "noise": noise}
+            about = {"side": f"@side.{side.side}", "tokens": side.tokens, "noise": noise, "near_ties": side.near_ties}
+            yield ("check.stability ties" if side.near_ties else "check.stability"), about
     if result.tokens is not None:
         yield "check.tokens", {"total": result.tokens.total, "requests": len(result.tokens.free.requests)}
     if result.coverage is not None and result.tensors is not None:
@@ -81,6 +84,25 @@ def _checked(result: Result) -> Iterator[Claim]:
         if ledger.observable and not ledger.faults:
             about = {"records": ledger.records, "runs": len(ledger.runs)}
             yield "check.ledger", {"side": f"@side.{name}", **about}
+    for name, calls in result.collectives.items():
+        judged = sum(row.right for row in calls.rows)
+        if calls.observable and not calls.faults and judged:
+            yield "check.collectives", {"side": f"@side.{name}", "count": judged, "rows": _calls_of(calls)}
+    yield from _of_arguments(result)
+
+
+def _of_arguments(result: Result) -> Iterator[Claim]:
+    for name, audit in result.arguments.items():
+        if audit.observable and not any(one.severity == "ERROR" for one in audit.groups):
+            about = {"calls": audit.calls, "held": audit.held, "phases": audit.phases}
+            yield "check.arguments", {"side": f"@side.{name}", **about}
+
+
+def _layouts(result: Result) -> list[str]:
+    """Those that were compared, the run's own first."""
+    assert result.case is not None
+    rungs = [] if result.ladder is None else result.ladder.rungs
+    return list(dict.fromkeys([result.case.layout, *(one.layout for one in rungs if one.verdict != "not comparable")]))
 
 
 def unchecked(result: Result) -> list[Claim]:
@@ -98,7 +120,9 @@ def _unchecked(result: Result) -> Iterator[Claim]:
         yield "uncheck.no_stability", {}
     for side in result.stability:
         if not side.stable:
-            yield "uncheck.stability", {"side": f"@side.{side.side}"}
+            first = side.first or {}
+            known = {"request", "index", "first", "second"} <= first.keys()
+            yield ("uncheck.stability first" if known else "uncheck.stability"), {**first, "side": f"@side.{side.side}"}
     if result.tokens is None:
         yield "uncheck.tokens", {}
     if result.coverage is None:
@@ -128,11 +152,28 @@ def _unchecked(result: Result) -> Iterator[Claim]:
             yield "uncheck.no_ledger", {"side": f"@side.{name}"}
         for why in () if ledger is None else ledger.unseen:
             yield "uncheck.ledger", {"side": f"@side.{name}", "why": raw(why)}
+    for name, calls in result.collectives.items():
+        for why in calls.unseen:
+            yield "uncheck.collectives", {"side": f"@side.{name}", "why": raw(why)}
+    for name in _SIDES:
+        arguments = result.arguments.get(name)
+        if arguments is None:
+            yield "uncheck.no_arguments", {"side": f"@side.{name}"}
+        for why in () if arguments is None else arguments.unseen:
+            yield "uncheck.arguments", {"side": f"@side.{name}", "why": raw(why)}
+        rules = [] if arguments is None else list(arguments.not_observable)
+        if rules:
+            yield "uncheck.argument_rules", {"side": f"@side.{name}", "count": len(rules), "names": rules}
     if result.case is not None:
         case = result.case
         requests, tokens = len(case.requests), case.max_new_tokens
-        yield "uncheck.layouts", {"layout": case.layout, "requests": requests, "tokens": tokens}
+        yield "uncheck.layouts", {"layout": _layouts(result), "requests": requests, "tokens": tokens}
     yield "uncheck.modes", {}
+
+
+def _calls_of(audit: CollectivesAudit) -> list[str]:
+    """``64 all_reduce of ranks 0, 1`` for each operation and group."""
+    return [f"{row.right} {row.operation} ({', '.join(map(str, row.group))})" for row in audit.rows if row.right]
 
 
 def estimates(result: Result) -> dict[str, Any] | None:
@@ -154,9 +195,9 @@ def _risks(result: Result) -> Iterator[Claim]:
         yield "risk.stopped", {}
     if result.simulated and not nothing_compared(result):
         yield "risk.simulated", {}
-    allowed = [one.name for one in result.conditions if one.required and one.allowed and one.verdict != "ok"]
-    if allowed:
-        yield "risk.allowed", {"names": allowed}
+    for condition in result.conditions:
+        if condition.required and condition.allowed and condition.verdict != "ok":
+            yield _allowed(condition)
     noted = [one.name for one in result.conditions if not one.required and one.verdict != "ok"]
     if noted:
         yield "risk.noted", {"names": noted}
@@ -170,10 +211,13 @@ def _risks(result: Result) -> Iterator[Claim]:
             yield "risk.noise", {"noise": run.noise, "cap": run.cap}
         ties = sum(one.near_tie for one in run.differences)
         if ties:
-            yield "risk.near_ties", {"count": ties}
+            yield ("risk.near_ties found" if result.findings else "risk.near_ties"), {"count": ties}
     if result.findings:
         yield "risk.hidden", {}
     if result.tensors is not None:
+        routing = result.tensors.routing
+        if routing is not None and routing.behind:
+            yield "risk.routers", {"behind": routing.behind, "rows": routing.rows}
         floor = result.tensors.floor
         if result.tensors.policy != "derived":
             yield "risk.seed_policy", {}
@@ -185,6 +229,15 @@ def _risks(result: Result) -> Iterator[Claim]:
                 yield "risk.floor_simulated", {}
     if result.measures and not nothing_compared(result):
         yield "risk.measures", {}
+
+
+def _allowed(condition: Condition) -> Claim:
+    """A condition that does not hold, and what that may mean for the verdict."""
+    seen = {side: condition.observed.get(side) for side in _SIDES}
+    shown = {side: "@label.not_known" if value is None else str(value) for side, value in seen.items()}
+    about = {"name": condition.name, "requested": str(condition.requested), **shown}
+    alike = seen["candidate"] is not None and seen["candidate"] == seen["reference"]
+    return ("risk.allowed alike" if alike else "risk.allowed"), about
 
 
 def walked(result: Result, lang: str) -> list[Claim]:
@@ -208,7 +261,7 @@ def _walked(result: Result, lang: str) -> Iterator[Claim]:
             elif alone.pair is not None:
                 tried = said("list.comma", parts=alone.pair.tried)
                 yield "walked.no_pair", {"request": alone.request, "tried": tried}
-        if alone.verified:
+        if alone.verified and alone.reproduced:  # else it tells of a run in which nothing was wrong
             states = [said("alone.layer", layer=layer, state=state) for layer, state in alone.verified.items()]
             yield "walked.verified", {"layers": said("list.comma", parts=states[:LISTED])}
     found = result.diagnosis

@@ -16,7 +16,7 @@ from align.compare.calls import own_shape
 from align.errors import UserError
 from align.findings import PATHS
 from align.knowledge import PATHS_ZH, Entry, Text, knowledge
-from align.report import again, claims, indices, paired, reach
+from align.report import again, arguments, blocks, checklists, claims, indices, ladder, paired, reach
 from align.report.markdown import Markdown, escape, fence
 from align.report.words import LANGUAGES, TEMPLATES, Words, words_of
 from align.result.parts import Condition, Fact, Finding, WalkStep
@@ -58,8 +58,12 @@ def render(result: Result, lang: str = "en") -> str:
         w=view.word,
         n=number,
         claims=claims,
+        arguments=arguments,
+        checklists=checklists,
         reach=reach,
         indices=indices,
+        ladder=ladder,
+        blocks=blocks,
         paired=paired,
         FINDINGS=FINDINGS,
         ROWS=ROWS,
@@ -164,8 +168,10 @@ class View:
         about = fact.about
         if {"request", "index", "position"} <= about.keys():
             return self.say("about.place", **{key: about[key] for key in ("request", "index", "position")})
-        if "tokens" in about:
-            return self.say("about.tokens", tokens=about["tokens"])
+        ties = [self.say("about.ties", near_ties=about["near_ties"])] if about.get("near_ties") else []
+        if "tokens" in about or ties:
+            tokens = [self.say("about.tokens", tokens=about["tokens"])] if "tokens" in about else []
+            return Markdown(self._comma.join([*tokens, *ties]))
         if fact.name == "batching" and fact.value is None and "requests" in about:
             return self.say("about.batching", requests=about["requests"])
         return ""
@@ -279,10 +285,27 @@ class View:
         except KeyError:
             return None
 
+    def batch_title(self, finding: Finding) -> Markdown:
+        """Of the table of the requests of a step."""
+        size = len(finding.evidence.get("block") or finding.evidence.get("home") or ())
+        about = {"step": finding.step, "size": size}
+        return self.say("indices.batch", **about) if size else self.say("indices.batch_b", **about)
+
+    def prompts(self) -> dict[str, int]:
+        """Request → tokens of its prompt."""
+        case = self._result.case
+        return {} if case is None else {one.name: one.prompt_tokens for one in case.requests}
+
     def read_live(self, entries: list[dict[str, Any]]) -> str:
         """Places with live lines: what stands there, each once."""
         found = [f"{self.word('place', str(one.get('what')))} {one.get('place')}" for one in entries]
         return self._words("label.semicolon").join(dict.fromkeys(found))
+
+    def tried(self, finding: Finding) -> list[Markdown]:
+        """Hypotheses that do not explain it, or could not be tried, each with its number."""
+        fits = finding.evidence.get("hypothesis")
+        found = [one for one in finding.evidence.get("hypotheses") or () if one.get("name") != fits]
+        return [self.told(one.get("sentence"), str(one.get("what"))) for one in found]
 
     def call_differences(self, finding: Finding) -> list[Markdown]:
         texts = list(finding.evidence.get("call_differences") or [])

@@ -1,17 +1,15 @@
 """A finding of the ledger for people who do not know the tool: what was expected, who wrote, whose place it was, who
-read it first, and the block in question before and after."""
+read it first. Its tables are in :mod:`align.report.blocks`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from align.report.markdown import Markdown
+from align.report.markdown import Markdown, code
 from align.report.reach import Claim, cut
 from align.result.parts import Finding
 
-#: Rows of the block beside the accused one, and rows that changed, that are shown at most.
-BESIDE, CHANGED = 3, 12
 #: Names that a sentence lists.
 _LISTED = 6
 Say = Callable[..., Markdown]
@@ -25,12 +23,22 @@ def is_fault(finding: Finding) -> bool:
 def values(finding: Finding, say: Say) -> dict[str, Any]:
     """What fills the sentences of its cause and of what to do next, besides the evidence."""
     evidence = finding.evidence
+    places = [say(f"indices.{name}_at", place=evidence[name]) for name in ("made", "call") if evidence.get(name)]
     return {
         "step": finding.step,
-        "places": _mapping(evidence.get("scope")).get("places", 1),
+        "amount": _amount(_mapping(evidence.get("scope")), say),
         "what": say("indices.tables" if evidence.get("handed_to") == "attention" else "indices.slots"),
-        "call": say("indices.make", call=evidence["call"]) if evidence.get("call") else "",
+        "where": Markdown("".join(places)),
+        "formula": _formula(evidence["formula"]),
     }
+
+
+def words(finding: Finding) -> list[Claim]:
+    """What the words mean that are used in all of it."""
+    if not is_fault(finding):
+        return []
+    size = len(finding.evidence.get("block") or finding.evidence.get("home") or ())
+    return [("indices.terms", {"size": size}) if size else ("indices.terms_b", {}), ("indices.run", {})]
 
 
 def lines(finding: Finding, say: Say) -> list[Claim]:
@@ -40,23 +48,32 @@ def lines(finding: Finding, say: Say) -> list[Claim]:
 
 def _lines(finding: Finding, say: Say) -> Iterator[Claim]:
     evidence = finding.evidence
-    size = len(evidence.get("block") or ())
-    yield ("indices.terms" if size else "indices.terms_b"), {"size": size}
-    yield "indices.formula", {"formula": evidence["formula"]}
+    yield "indices.formula", {"formula": _formula(evidence["formula"])}
     if evidence.get("computed"):
-        yield "indices.computed", {"computed": evidence["computed"]}
+        yield "indices.computed", {"computed": code(evidence["computed"])}
+    if None not in (evidence.get("seen"), evidence.get("expected")) and evidence["seen"] != evidence["expected"]:
+        key = "indices.seen_slot" if evidence.get("contradiction") else "indices.seen"
+        yield key, {name: str(evidence[name]) for name in ("seen", "expected")}
+    followed = _mapping(evidence.get("followed"))
+    if followed:
+        filled = {**followed, "slot": str(evidence["seen"]), "computed": code(followed["computed"])}
+        yield f"indices.follows_{followed['by']}", filled
     yield from _whose(evidence)
-    if evidence.get("seen") is not None and evidence.get("expected") is not None:
-        yield "indices.seen", {name: str(evidence[name]) for name in ("seen", "expected")}
+    if evidence.get("contradiction"):
+        yield "indices.contradiction", {"contradiction": evidence["contradiction"]}
     yield _writer(evidence, say)
+    if evidence.get("made"):
+        yield "indices.made", {"made": evidence["made"]}
     victim = _mapping(evidence.get("victim"))
     if victim.get("request"):
         yield "indices.victim", {"request": victim["request"], "position": victim["position"]}
     yield from _harm(evidence, say)
     scope = _mapping(evidence.get("scope"))
     if scope:
-        shown = {name: cut(scope[name], _LISTED) for name in ("steps", "layers", "ranks")}
-        yield "indices.scope", {**shown, "places": scope["places"]}
+        yield "indices.amount", {"amount": _amount(scope, say)}
+        label = "label.rank" if len(scope["ranks"]) == 1 else "label.ranks"
+        ranks = f"{say(label)} {say('label.list').join(cut(scope['ranks'], _LISTED))}"
+        yield "indices.scope", {"steps": _steps(scope["steps"]), "layers": _layers(scope, say), "ranks": ranks}
     if evidence.get("further_total"):
         named = [_other(one, say) for one in evidence["further"][:_LISTED]]
         yield "indices.others", {"count": evidence["further_total"], "names": _joined(named, say)}
@@ -66,15 +83,42 @@ def _lines(finding: Finding, say: Say) -> Iterator[Claim]:
         yield "indices.runs", {"runs": cut(evidence["other_runs"]), "recorded": evidence["recorded_run"]}
 
 
+def _formula(formula: str) -> str:
+    """What must hold, as code where it is a formula and not a sentence."""
+    return code(formula) if formula.startswith("slot = ") else formula
+
+
+def _amount(scope: Mapping[str, Any], say: Say) -> Markdown:
+    """How often it shows, each kind of count with its unit."""
+    counts = {name: scope.get(name, 0) for name in ("written", "missed", "handed")}
+    if not any(counts.values()):  # a result of an earlier version has one number for all
+        return say("indices.handed", count=scope.get("places", 1))
+    return _joined([say(f"indices.{name}", count=count) for name, count in counts.items() if count], say)
+
+
+def _layers(scope: Mapping[str, Any], say: Say) -> Markdown:
+    """Which layers, and whether these are all."""
+    found, total = scope["layers"], scope.get("layers_of")
+    if total and len(found) == total > 1:
+        return say("indices.all_layers", total=total)
+    return say("indices.layers", layers=cut(found, _LISTED))
+
+
+def _steps(found: Sequence[int]) -> list[str]:
+    """Numbers, or from where to where if none between them is left out."""
+    whole = len(found) > 2 and found[-1] - found[0] == len(found) - 1
+    return [f"{found[0]}–{found[-1]}"] if whole else cut(found, _LISTED)
+
+
 def _whose(evidence: Mapping[str, Any]) -> Iterator[Claim]:
     """Which entry of whose block table the slot is of."""
     tables, victim = _mapping(evidence.get("tables")), _mapping(evidence.get("victim"))
     if not tables or evidence.get("seen") is None:
         return
     about = {"slot": str(evidence["seen"]), "block": tables["block"], "offset": tables["offset"]}
-    about |= {"writer": str(tables["writer"])}
+    about |= {"writer": code(str(tables["writer"]))}
     if tables.get("victim"):
-        theirs = {"victim": victim.get("request", ""), "theirs": str(tables["victim"]), "entry": tables["entry"]}
+        theirs = {"victim": victim.get("request", ""), "theirs": code(str(tables["victim"])), "entry": tables["entry"]}
         yield "indices.whose_of", {**about, **theirs}
     else:
         yield "indices.whose", about
@@ -113,26 +157,6 @@ def _other(one: Mapping[str, Any], say: Say) -> Markdown:
 
 def _joined(parts: list[Markdown], say: Say) -> Markdown:
     return Markdown(say("label.list").join(parts))
-
-
-def block(finding: Finding) -> tuple[int, list[dict[str, Any]], int] | None:
-    """``(block, its rows of interest, how many are left out)``: the accused row with its neighbours, and what changed.
-
-    ``None`` if the finding is about no block.
-    """
-    rows: list[dict[str, Any]] = list(finding.evidence.get("block") or ()) if is_fault(finding) else []
-    if not rows:
-        return None
-    accused = [at for at, row in enumerate(rows) if row["accused"]]
-    near = {at for one in accused for at in range(one - BESIDE, one + BESIDE + 1)}
-    changed = [at for at, row in enumerate(rows) if row["before"] != row["after"]][:CHANGED]
-    chosen = sorted({*near, *changed} & set(range(len(rows)))) or list(range(min(len(rows), CHANGED)))
-    return rows[0]["slot"] // len(rows), [rows[at] for at in chosen], len(rows) - len(chosen)
-
-
-def names_runs(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a request of another run stands in a row."""
-    return any("(run " in row[when] for row in rows for when in ("before", "after"))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

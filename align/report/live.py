@@ -19,7 +19,7 @@ from align.report.steps import Pace
 
 _HEARTBEAT_SECONDS = 15.0
 #: Stages whose steps are the engine's: as many each time.
-_STEPPING = frozenset({"generate", "generate again", "replay", "record", "record again", "confirm"})
+_STEPPING = frozenset({"generate", "generate again", "replay", "record", "record again", "replay routing", "confirm"})
 
 
 class LiveProgress:

@@ -54,6 +54,14 @@ def _code(character: str) -> str:
     return f"\\u{point:04x}" if point <= 0xFFFF else f"\\U{point:08x}"
 
 
+def code(text: str) -> Markdown:
+    """Code within a line that its text cannot leave; not for cells of tables, which a ``|`` ends even in code."""
+    text = visible(" ".join(text.split()))
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    bar, space = "`" * (longest + 1), " " if longest else ""
+    return Markdown(f"{bar}{space}{text}{space}{bar}")
+
+
 def fence(text: str, language: str = "") -> Markdown:
     """A block of code that its text cannot leave."""
     text = visible(text, keep="\n\t")

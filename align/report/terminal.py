@@ -9,7 +9,11 @@ from rich.console import Console
 from rich.markup import escape
 from tokenizers import Tokenizer
 
+from align.attention.audit import Audited as Arguments
 from align.case.schema import Case
+from align.collectives.audit import Audited as Collectives
+from align.compare.routes import reach_told
+from align.compare.tensors import TensorComparison
 from align.ledger.sides import Audited
 from align.models.info import ModelInfo
 from align.report.again import measures, suspects
@@ -24,7 +28,7 @@ from align.run.report import Report
 from align.sentences import said, text_of
 
 #: Presets whose weights are random: what they say is no language.
-RANDOM_MODELS = ("qwen3",)
+RANDOM_MODELS = ("qwen3", "qwen3-mqa", "qwen3-moe", "qwen2-moe", "mistral")
 _SHOWN_FINDINGS = 5
 
 
@@ -53,7 +57,8 @@ def show_summary(
         role: {g.request: g.token_ids for g in side.free.generations} if side.free is not None else {}
         for role, side in outcome.sides.items()
     }
-    show_tokens(console, report.comparisons["free"], generated, decoder(info))
+    if "free" in report.comparisons:  # a finding may end a run before there are tokens
+        show_tokens(console, report.comparisons["free"], generated, decoder(info))
     simulated = any(side.launched is not None and side.launched.simulated for side in outcome.sides.values())
     if not report.conditions:
         show_settings(console, outcome)
@@ -82,6 +87,8 @@ def say_in_short(
 ) -> None:
     """``--quiet``: the verdict, of a replay what became of the earlier run, and a line that says where the rest is."""
     print(f"{report.verdict}{' (simulated)' if simulated else ''}: {sentence(*engines, report)}")
+    if report.reason:
+        print(f"ended early: {report.reason}")
     if paired is not None:
         print(paired.what)
     print(f"run directory: {directory} · next: {next_step}")
@@ -127,6 +134,12 @@ def show_findings(
     if report.ledgers:
         told = "; ".join(_ledger_words(role, one) for role, one in report.ledgers.items())
         console.print(f"cache indices: {escape(told)}", highlight=False, soft_wrap=True)
+    if report.collectives:
+        told = "; ".join(_collective_words(role, one) for role, one in report.collectives.items())
+        console.print(f"collectives: {escape(told)}", highlight=False, soft_wrap=True)
+    if report.arguments:
+        told = "; ".join(_argument_words(role, one) for role, one in report.arguments.items())
+        console.print(f"attention arguments: {escape(told)}", highlight=False, soft_wrap=True)
     if report.bytes:
         sizes = ", ".join(f"{role} {size_text(count)}" for role, count in report.bytes.items())
         console.print(f"traces {traces}: {sizes}", highlight=False)
@@ -137,8 +150,12 @@ def show_findings(
             style="dim",
             highlight=False,
         )
-    if report.remarks:
+    if report.remarks or (report.reason and report.verdict == "diverged"):
         console.print()
+    if report.reason and report.verdict == "diverged":
+        console.print(
+            f"[bold yellow]ended early:[/bold yellow] {escape(report.reason)}", highlight=False, soft_wrap=True
+        )
     for remark in report.remarks:
         console.print(f"[bold yellow]warning:[/bold yellow] {escape(remark)}", highlight=False, soft_wrap=True)
     colour = "green" if report.verdict == "aligned" else "red"
@@ -167,6 +184,37 @@ def _ledger_words(role: str, one: Audited) -> str:
     found = f"{one.faults} fault{'' if one.faults == 1 else 's'}" if one.faults else "all right"
     rest = f", not all judged: {one.unseen[0]}" if one.unseen else ""
     return f"{role} {found} in {one.records} records of {len(one.runs)} runs{rest}"
+
+
+def _collective_words(role: str, one: Collectives) -> str:
+    """What the audit of a side's collectives came to; what could not be judged is no pass."""
+    if not one.observable:
+        return f"{role} not observable ({one.unseen[0]})"
+    counts: dict[str, int] = {}
+    for row in one.rows:
+        counts[row.operation] = counts.get(row.operation, 0) + row.right + row.wrong
+    judged = ", ".join(f"{count} {operation}" for operation, count in counts.items() if count)
+    found = f"{one.faults} fault{'' if one.faults == 1 else 's'}" if one.faults else "all right"
+    wrong = ", ".join(
+        f"{row.wrong} {row.operation} on rank {', '.join(map(str, row.ranks))}" for row in one.rows if row.wrong
+    )
+    rest = f", not all judged: {one.unseen[0]}" if one.unseen else ""
+    return f"{role} {found}{f' ({wrong})' if wrong else ''} of {judged or 'none'}{rest}"
+
+
+def _argument_words(role: str, one: Arguments) -> str:
+    """What the rules say of a side's calls; what could not be judged is no pass."""
+    if not one.observable:
+        return f"{role} not observable ({one.unseen[0]})"
+    counts = {name: len(one.of(name)) for name in ("ERROR", "WARN", "REMIND", "INFO")}
+    open_ = sum(not group.known for group in one.of("WARN"))
+    broken = ", ".join(
+        f"{count} {name}" + (f" ({open_} not explained)" if name == "WARN" else "")
+        for name, count in counts.items()
+        if count
+    )
+    rest = f", not all judged: {one.unseen[0]}" if one.unseen else ""
+    return f"{role} {broken or 'all right'} in {one.calls} calls ({one.distinct} different){rest}"
 
 
 def _walked(report: Report) -> Iterator[str]:
@@ -210,7 +258,9 @@ def _verdict(candidate: str, reference: str, report: Report) -> str:
     free = report.comparisons.get("free")
     if free is None:
         what = "the same bits" if _equal(report) else "within what rounding allows"
-        return f"{pair} agree in every tensor that both recorded ({what}){_unjudged_words(report)}"
+        assert report.tensors is not None, "without tokens there are tensors"
+        left = f"{_unjudged_words(report)}{_router_words(report.tensors)}"
+        return f"{pair} agree in every tensor that both recorded ({what}){left}"
     tokens = sum(request.total for request in free.requests)
     if report.verdict == "aligned":
         ties = report.comparisons.get("replay", free).near_ties
@@ -235,7 +285,14 @@ def _tensors_words(report: Report) -> str:
         return ""
     words = "equal" if _equal(report) else "within what rounding allows"
     partial = "" if report.tensors.coverage["paired"].percent == 100 else " that was compared"
-    return f", and every tensor{partial} is {words}{_unjudged_words(report)}"
+    return f", and every tensor{partial} is {words}{_unjudged_words(report)}{_router_words(report.tensors)}"
+
+
+def _router_words(tensors: TensorComparison) -> str:
+    """What near-ties of routers leave open."""
+    if tensors.routing is None:
+        return ""
+    return text_of(reach_told("short_", len(tensors.flips), tensors.routing))
 
 
 def _equal(report: Report) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from align.case.schema import Case
 from align.compare.tokens import Difference
 from align.conditions import Condition
+from align.models.info import ModelInfo
 from align.models.shapes import architecture
 from align.result.ground import Ground
 from align.result.parts import Fact
@@ -90,7 +91,14 @@ def _model(ground: Ground) -> Derived:
     info = ground.info
     if info is None:
         return (None, {}) if ground.case is None else (ground.case.model, {})
-    return info.name, {"architecture": architecture(info), "layers": info.layers, "hidden": info.hidden}
+    return info.name, {"architecture": architecture(info), "layers": info.layers, "hidden": info.hidden, **_kinds(info)}
+
+
+def _kinds(info: ModelInfo) -> dict[str, bool]:
+    """What the checklists ask of a model: latent attention, and a quantised KV cache."""
+    quantised = info.config.get("quantization_config")
+    scheme = quantised.get("kv_cache_scheme") if isinstance(quantised, dict) else None
+    return {"latent_attention": bool(info.config.get("kv_lora_rank")), "quantised_cache": bool(scheme)}
 
 
 def _hardware(report: Report, ground: Ground) -> Derived:
@@ -157,7 +165,13 @@ def _symptom(report: Report) -> Derived:
     first = first_difference(report.comparisons)
     if first is not None:
         return ("first token wrong" if first.index == 0 else "wrong after some tokens"), _place(first)
-    return ("tokens agree, something else does not" if report.findings else "no difference"), {}
+    return ("tokens agree, something else does not" if report.findings else "no difference"), _ties(report)
+
+
+def _ties(report: Report) -> dict[str, Any]:
+    """How many tokens differ by near-ties, which are no difference; empty if none do."""
+    count = len(report.comparisons["free"].near_ties)
+    return {"near_ties": count} if count else {}
 
 
 def _onset(report: Report) -> Derived:
@@ -166,7 +180,8 @@ def _onset(report: Report) -> Derived:
         return None, {}
     first = first_difference(report.comparisons)
     if first is None:
-        return NO_DIFFERENCE, {"tokens": sum(request.total for request in report.comparisons["free"].requests)}
+        tokens = sum(request.total for request in report.comparisons["free"].requests)
+        return NO_DIFFERENCE, {"tokens": tokens, **_ties(report)}
     return (ONSETS["first"] if first.index == 0 else ONSETS["later"]), _place(first)
 
 

@@ -7,6 +7,27 @@ from pydantic import Field
 from align.result.parts import Documented
 
 
+class LedgerLooked(Documented):
+    """How much the audit looked at, over all ranks and all runs of the launch."""
+
+    writes: int
+    """Slots of key rows, one for each row and layer, padding and dummies included."""
+    tables: int
+    """Block tables of requests, one for each request and forward."""
+    lengths: int
+    """Key lengths of requests, likewise."""
+    prefill_lengths: int
+    """Of these such as a prompt, or a part of one, leaves."""
+    layer_lengths: int
+    """Lengths that a layer after the first was handed, compared with the first layer's."""
+    table_dtypes: dict[str, int]
+    """Dtype of the block tables as handed to the operators, and in how many forwards."""
+    slot_dtypes: dict[str, int]
+    """The same of the slots."""
+    idle_rows: int
+    """Rows of dummies that keep data-parallel groups without requests in step."""
+
+
 class LedgerAudit(Documented):
     """Every index of one side's KV cache, replayed against a shadow of the cache. Its faults are findings of path A."""
 
@@ -24,3 +45,5 @@ class LedgerAudit(Documented):
     """How many there are in all runs; several of one kind are one finding. 0 is a pass of what was seen alone."""
     unseen: list[str] = Field(default_factory=list)
     """What could not be judged, and why. Nothing of it is a pass."""
+    looked: LedgerLooked | None = None
+    """How much was; null where nothing was, and in results of an earlier version."""

@@ -50,8 +50,8 @@ class Finding(Documented):
     path: Literal["A", "B", "C", "FA", "QUANT", "INPUT", "ENV", "UNLOCATED"]
     """A KV-cache indices, B operator precision, C communication and parallelism; otherwise what it is instead."""
     kind: str
-    """What exactly: ``weights``, ``operator``, ``host fallback``, ``slots``, ``unexplained``, ``tokens``,
-    ``token_ids``, ``positions``."""
+    """What exactly: ``weights``, ``operator``, ``host fallback``, ``slots``, ``arguments``, ``unexplained``,
+    ``tokens``, ``token_ids``, ``positions``."""
     side: Side | None = None
     """Whose fault it is; null if it is not known."""
     checkpoint: str | None = None
@@ -142,6 +142,19 @@ class WeightsAudit(Documented):
     """Those that could not be looked at."""
 
 
+class Recording(Documented):
+    """What one side's recording consists of."""
+
+    ranks: list[int]
+    """That left records."""
+    steps: int
+    """Forwards of ranks that served requests; each has records of its own."""
+    dummies: int
+    """Forwards of ranks that served none; of these nothing is compared."""
+    damaged: list[str]
+    """What cannot be read, and why."""
+
+
 class Measure(Documented):
     """What one side ran with that is no part of the case: a fix that is tried, or a fault that is injected."""
 
@@ -166,7 +179,7 @@ class WalkStep(Documented):
 
     stage: str
     """What was done: ``launch``, ``conditions``, ``generate``, ``generate again``, ``fresh engine``, ``tokens``,
-    ``replay``, ``record``, ``audit``, ``compare``, ``record alone``, ``record again``,
+    ``replay``, ``record``, ``audit``, ``compare``, ``record alone``, ``record again``, ``replay routing``,
     ``diagnose``, ``read``."""
     state: Literal["done", "stopped", "not reached"]
     """``stopped``: the comparison ended here, for the result's ``reason``."""

@@ -11,9 +11,23 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from align.result.arguments import ArgumentAudit, ArgumentsBeside
+from align.result.checklists import Checklist
+from align.result.collectives import CollectivesAudit
+from align.result.ladder import LadderResult
 from align.result.ledger import LedgerAudit
 from align.result.paired import Paired
-from align.result.parts import Condition, Documented, Fact, Finding, Measure, SideStability, WalkStep, WeightsAudit
+from align.result.parts import (
+    Condition,
+    Documented,
+    Fact,
+    Finding,
+    Measure,
+    Recording,
+    SideStability,
+    WalkStep,
+    WeightsAudit,
+)
 from align.result.scope import Scope
 from align.result.symptom import Symptom
 from align.result.tensors import Coverage, Tensors
@@ -58,6 +72,8 @@ class CaseSummary(Documented):
     """bfloat16 or float16."""
     layout: str
     """Tensor, data and expert parallel sizes, as in ``tp2 dp1 ep1``."""
+    reference_layout: str | None = None
+    """Of the reference, where it has another one: an engine against itself at a simpler layout; null otherwise."""
     max_new_tokens: int
     """Tokens to generate per request."""
     block_size: int
@@ -75,6 +91,8 @@ class Timing(Documented):
     """When the command began, ISO 8601 with the offset from UTC."""
     seconds: dict[str, float] = Field(default_factory=dict)
     """By stage, in the order of the first use."""
+    rungs: dict[str, float] = Field(default_factory=dict)
+    """Seconds of each rung of the ladder, by its directory."""
 
 
 class Environment(Documented):
@@ -110,7 +128,7 @@ class Result(Documented):
     verdict: Literal["aligned", "diverged", "not comparable"]
     """Exit codes 0, 1 and 2. Any finding is a divergence, also where these prompts' tokens happen to agree."""
     reason: str = ""
-    """Why the sides could not be compared; empty if they were."""
+    """Why the sides could not be compared; with ``diverged``: what ended the run early. Empty otherwise."""
     reason_told: dict[str, Any] | None = None
     """The same as data; null where it was made as text, or in results of an earlier version."""
     next: str = ""
@@ -155,11 +173,25 @@ class Result(Documented):
     ledger: dict[str, LedgerAudit] = Field(default_factory=dict)
     """By side: the audit of the KV cache's indices; absent where it was not reached, and in results of an earlier
     version."""
+    collectives: dict[str, CollectivesAudit] = Field(default_factory=dict)
+    """By side with several ranks: the audit of its collectives; absent in results of an earlier version."""
+    arguments: dict[str, ArgumentAudit] = Field(default_factory=dict)
+    """By side: the arguments of its attention and cache operators; absent where it was not reached, and in results of
+    an earlier version."""
+    arguments_beside: list[ArgumentsBeside] = Field(default_factory=list)
+    """Both sides' attention calls, argument by argument, for each phase and each group of layers that are alike."""
+    recordings: dict[str, Recording] = Field(default_factory=dict)
+    """By side: what was compared consists of; absent where nothing was, and in results of an earlier version."""
     measures: list[Measure]
     """What one side ran with that is no part of the case: patches and engine options."""
     paired: Paired | None = None
     """Of a replay: what it says together with the run that it repeats; null for any other run, and in results of an
     earlier version."""
+    ladder: LadderResult | None = None
+    """The same case at simpler layouts; null if it was not walked, and in results of an earlier version."""
+    checklists: list[Checklist] = Field(default_factory=list)
+    """The lists of the seeds, item by item, as ``align checklist`` evaluates them; empty in results of an earlier
+    version."""
     walk: list[WalkStep]
     """The stages in order: why each was made and what it found."""
     versions: dict[str, dict[str, str]]

@@ -1,7 +1,8 @@
 """The symptom, derived from the run, and the paths that the seeds' symptom tables suggest for it.
 
-Every row of the tables of seed 000 §2.1 and seed 003 step 4 is answered (:mod:`align.result.symptom_rows`): shown, not
-shown, or not observable in this run, with what that rests on. What was found wins over what the tables suggest, and
+Every row of the tables of seed 000 §2.1 and seed 003 step 4 is answered (:mod:`align.result.symptom_rows`), and every
+known problem of seed 000 (:mod:`align.result.symptom_known`): shown, not shown, or not observable in this run, with
+what that rests on. What was found wins over what the tables suggest, and
 the result says whether they agree.
 """
 
@@ -18,6 +19,7 @@ from align.knowledge import knowledge
 from align.result.ground import Ground
 from align.result.parts import Documented
 from align.result.plain import plain
+from align.result.symptom_known import known_problems
 from align.result.symptom_rows import SHOWN, Seen, answers, nonfinite, repeats, some_of_a_batch, unrelated
 from align.run.report import Report
 from align.sentences import Said, said, text_of, told
@@ -44,7 +46,7 @@ class Symptom(Documented):
     names_told: list[dict[str, Any]] = Field(default_factory=list)
     """The same as data."""
     rows: list[SymptomRow]
-    """Every row of the tables of seed 003 step 4 and seed 000 §2.1."""
+    """Every row of the tables of seed 003 step 4, seed 000 §2.1 and its known problems."""
     suggested: list[str]
     """Paths that the rows shown suggest, those that most rows name first."""
     found: list[str]
@@ -56,7 +58,7 @@ class Symptom(Documented):
 def symptom_of(report: Report, ground: Ground) -> Symptom:
     """Of a comparison that ended anyhow."""
     seen = Seen(report, ground)
-    rows = [_row(row, state, told(why)) for row, (state, why) in answers(seen)]
+    rows = [_row(row, state, told(why)) for row, (state, why) in (*answers(seen), *known_problems(seen))]
     suggested = _suggested([one.row for one in rows if one.state == SHOWN])
     found = [path for path in dict.fromkeys(one.path for one in report.findings) if path != "UNLOCATED"]
     names = _names(seen)

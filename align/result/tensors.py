@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from math import inf, isfinite
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import Field
 
 from align.compare.checkpoint import CheckpointComparison
 from align.compare.coverage import Coverage as Covered
+from align.compare.routes import Flip, routers_told
 from align.compare.tensors import TensorComparison
 from align.result.parts import Documented, Number
 from align.result.plain import plain
@@ -95,6 +99,63 @@ class Floor(Documented):
     """Checkpoints that it judged; the others were judged by derived bounds."""
 
 
+class LayerCounts(Documented):
+    """The checkpoints of one layer, or those outside of layers, by verdict."""
+
+    layer: int | None
+    """Its number; null for what is in front of the first layer and behind the last."""
+    total: int
+    """Checkpoints of it."""
+    equal: int
+    """Equal bit by bit."""
+    within: int
+    """Different by what rounding explains."""
+    beyond: int
+    """Different by more; the rest was not compared."""
+
+
+class RouterFlip(Documented):
+    """A near-tie of a router: the sides chose different experts whose scores are as near as rounding makes them."""
+
+    layer: int
+    """Where it is; the checkpoint is ``layers.LAYER.moe.topk_ids``."""
+    request: str
+    """Of the token."""
+    position: int
+    """Of the token."""
+    step: int
+    """In which the candidate computed it."""
+    phase: str
+    """Of that step: ``prefill``, ``decode`` or ``mixed``."""
+    candidate: list[int]
+    """Experts that the candidate alone chose."""
+    reference: list[int]
+    """Experts that the reference alone chose."""
+    gaps: dict[str, Number]
+    """By side: by how much its best score beats the other side's choice, of the score's own size."""
+    swing: Number
+    """By how much the difference of the two choices' logits changes from side to side."""
+    noise: Number
+    """By how much that of two other logits of the token does."""
+    behind: int
+    """Rows behind it: its own, and from the next attention on the later ones of its request."""
+    replayed: bool
+    """Both sides used the same experts all the same, so that these rows were compared."""
+
+
+class RowsBehind(Documented):
+    """Rows behind near-ties of routers at the end of the model."""
+
+    reached: int
+    """How many there are."""
+    behind: int
+    """How many of them were not compared."""
+    rows: int
+    """Of how many paired rows."""
+    replayed: str
+    """The side that used the other one's choice of experts; empty if none did."""
+
+
 class Tensors(Documented):
     """The comparison of tensors in short."""
 
@@ -104,6 +165,8 @@ class Tensors(Documented):
     """The floor that narrows the derived allowances; null if these judge alone."""
     counts: dict[str, int]
     """Checkpoints by verdict."""
+    layers: list[LayerCounts] = Field(default_factory=list)
+    """The same layer by layer, layer 0 first; empty in results of an earlier version."""
     rows: int
     """Paired rows: one per request and position. Of files that are compared by name, as many as the longest has."""
     estimated: int = 0
@@ -118,6 +181,12 @@ class Tensors(Documented):
     """The accused ones, the first divergence, and the one that is furthest apart."""
     notes: list[str]
     """What could not be checked."""
+    flips: list[RouterFlip] = Field(default_factory=list)
+    """Near-ties of routers in order of layers; empty in results of an earlier version."""
+    routing: RowsBehind | None = None
+    """What lies behind them; null without near-ties."""
+    routers: list[dict[str, Any]] = Field(default_factory=list)
+    """The same as sentences: the first near-ties, and what came of the rows behind them."""
 
 
 def coverage_of(report: Report) -> Coverage | None:
@@ -156,13 +225,46 @@ def tensors_of(report: Report) -> Tensors | None:
         estimated_rows=max((one.rows for one in estimated), default=None),
         policy=compared.policy.name,
         floor=_floor(compared),
+        layers=_layers(compared),
         counts=dict(sorted(Counter(one.verdict for one in compared.checkpoints).items())),
         rows=len(compared.pairing.rows) or max((one.rows for one in compared.checkpoints), default=0),
         first_divergence=None if first is None else first.name,
         beyond=[one.name for one in compared.checkpoints if one.verdict == "beyond"],
         shown=[numbers(compared, one) for one in shown],
         notes=list(compared.notes),
+        flips=[_flip(one) for one in compared.flips],
+        routing=None if compared.routing is None else RowsBehind(**asdict(compared.routing)),
+        routers=routers_told(compared.flips, compared.routing),
     )
+
+
+def _flip(one: Flip) -> RouterFlip:
+    return RouterFlip(
+        layer=one.layer,
+        request=one.row.request,
+        position=one.row.position,
+        step=one.step,
+        phase=one.phase,
+        candidate=list(one.candidate),
+        reference=list(one.reference),
+        gaps={side: plain(gap) for side, gap in one.gaps.items()},
+        swing=plain(one.swing),
+        noise=plain(one.noise),
+        behind=one.behind,
+        replayed=one.replayed,
+    )
+
+
+def _layers(compared: TensorComparison) -> list[LayerCounts]:
+    by_layer: dict[int | None, Counter[str]] = {}
+    for one in compared.checkpoints:
+        by_layer.setdefault(one.layer, Counter())[one.verdict] += 1
+    return [
+        LayerCounts(
+            layer=layer, total=found.total(), equal=found["equal"], within=found["within"], beyond=found["beyond"]
+        )
+        for layer, found in sorted(by_layer.items(), key=lambda item: (item[0] is None, item[0] or 0))
+    ]
 
 
 def _floor(compared: TensorComparison) -> Floor | None:

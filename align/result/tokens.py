@@ -92,8 +92,12 @@ class Tokens(Documented):
 
 
 def first_difference(comparisons: Mapping[str, TokenComparison]) -> Difference | None:
-    """The earliest difference that is no near-tie in any run, by token, then by request; ``None`` if there is none."""
-    free = comparisons["free"]
+    """The earliest difference that is no near-tie in any run, by token, then by request; ``None`` if there is none,
+    or if no tokens were compared.
+    """
+    free = comparisons.get("free")
+    if free is None:
+        return None
     replay = comparisons.get("replay", free)
     ties = {(one.request, one.index) for one in (*free.near_ties, *replay.near_ties)}
     real = [one for one in free.differences if (one.request, one.index) not in ties]

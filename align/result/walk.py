@@ -124,6 +124,9 @@ def _about(stage: str, move: Move, report: Report, ground: Ground) -> dict[str, 
     if stage == "confirm" and move.transplants:
         last = move.transplants[-1]
         return {"checkpoint": last.checkpoint, "side": last.side, "verdict": last.verdict}
+    if stage == "replay routing" and move.tensors is not None and move.tensors.routing is not None:
+        hidden = move.tensors.routing
+        return {"flips": len(move.tensors.flips), "behind": hidden.behind, "rows": hidden.rows}
     if stage == "record again":
         kept = {name: None for patterns in ground.values.values() for name in patterns}
         return {"values": _names(list(kept))} if kept else {}

@@ -5,7 +5,7 @@ plain JSON, and :func:`text_of` reads it in English or Chinese from ``en.toml`` 
 taken out of a text again, and a report in another language is not a translation of one.
 """
 
-from align.sentences.said import Said, counted, is_said, raw, said, text_of, told
+from align.sentences.said import Said, counted, in_both, is_said, raw, said, text_of, told
 from align.sentences.table import LANGUAGES, sentences
 
-__all__ = ["LANGUAGES", "Said", "counted", "is_said", "raw", "said", "sentences", "text_of", "told"]
+__all__ = ["LANGUAGES", "Said", "counted", "in_both", "is_said", "raw", "said", "sentences", "text_of", "told"]

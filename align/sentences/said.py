@@ -2,6 +2,7 @@
 
 Places of a sentence are those of :meth:`str.format`, and beyond them:
 
+* a value that is there in each language (``{"en": …, "zh": …}``) is read in this one;
 * a value that is a sentence itself is read in the same language, and a list is joined by what stands behind the colon
   (``{reasons:; }``; without it by a comma);
 * ``{side!w}`` is looked up among the language's words: ``candidate`` is 候选侧 in Chinese;
@@ -36,6 +37,12 @@ def said(key: str, /, **values: Any) -> Said:
 def raw(text: str) -> Said:
     """Text that nobody took apart: read as it is, and marked as a quotation in other languages."""
     return said("raw.text", text=text)
+
+
+def in_both(texts: Mapping[str, str]) -> Said:
+    """Text that is there in each language: ``{"en": …, "zh": …}``."""
+    assert set(texts) == {"en", "zh"}, texts
+    return said("raw.both", text=dict(texts))
 
 
 def told(text: Said | str) -> Said:
@@ -81,6 +88,8 @@ class _Filler(Formatter):
             return counted("?" if value is None else value, format_spec.removeprefix(_COUNTED))
         if is_said(value):
             return text_of(value, self._language)
+        if isinstance(value, Mapping) and self._language in value:
+            return str(value[self._language])
         if isinstance(value, (list, tuple)):
             return (format_spec or ", ").join(str(self.format_field(one, "")) for one in value)
         if value is None:

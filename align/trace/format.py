@@ -46,6 +46,9 @@ CHANNEL_RESIDUAL = "#res_ch"
 #: float32, of a lean recording, over a phase: ``[1 + K, 5]`` totals and worst rows, ``[K, 4]`` worst channels with
 #: their flat index, ``[H, 3]`` sums of each head; see :mod:`adapters.probe.lean`.
 TOP_ROWS, TOP_CHANNELS, HEAD_RESIDUAL = "#res_rows", "#res_top", "#res_head"
+#: Of a choice of experts in a run that replayed the routing: what was used, int64 ``[T, top_k]``, where the checkpoint
+#: itself is what the router chose.
+USED = "#used"
 ACCUMULATED = ("residual", "digest")
 
 
@@ -75,11 +78,14 @@ class StepEntry:
         phase: ``prefill``, ``decode`` or ``mixed``.
         rows: spans in batch order; rows of the step's tensors stand in this order.
         dummy: a forward without requests; it has no file.
+        tokens: that a dummy computed; 0 where that was not seen, and of real steps.
         file, bytes: the step's file and its length.
         sampled: rows that the residual recomputed.
         logits_rows: ``(request, position)`` of each row of the logits.
         digested: rows whose digests were kept; ``None`` if those of all were. Not ``None`` marks a lean recording.
         noted: of a lean recording: checkpoints that were seen in this step, and of which nothing was kept.
+        experts: how the tokens of a model with experts reached them, see :class:`adapters.probe.dispatch.Dispatch`;
+            empty where that is not known, or of models without.
         failures: checkpoint → why it was not recorded in this step; with a suffix, why that was not derived.
     """
 
@@ -87,6 +93,7 @@ class StepEntry:
     phase: str
     rows: tuple[RowSpan, ...] = ()
     dummy: bool = False
+    tokens: int = 0
     file: str = ""
     bytes: int = 0
     sampled: tuple[int, ...] = ()
@@ -94,12 +101,26 @@ class StepEntry:
     digested: tuple[int, ...] | None = None
     noted: tuple[str, ...] = ()
     failures: dict[str, str] = field(default_factory=dict)
+    experts: Mapping[str, Any] = field(default_factory=dict)
+
+    def part(self, kind: str) -> tuple[int, int] | None:
+        """``(first row, rows)`` of the step that this rank holds of a kind; ``None`` if it holds all of them."""
+        found = self.experts.get("parts", {}).get(kind)
+        return None if found is None else (int(found[0]), int(found[1]))
+
+    def whole(self, kind: str) -> bool:
+        """Whether this rank holds the sum of a kind of which ranks otherwise hold summands."""
+        return kind in self.experts.get("whole", ())
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
         plain = asdict(self)
         if self.digested is None:
             del plain["digested"], plain["noted"]
+        if not self.tokens:
+            del plain["tokens"]
+        if not self.experts:
+            del plain["experts"]
         plain["rows"] = [[row.request, row.start, row.count, row.occurrence] for row in self.rows]
         return plain
 
@@ -110,6 +131,7 @@ class StepEntry:
             phase=plain["phase"],
             rows=tuple(RowSpan(*row) for row in plain["rows"]),
             dummy=plain["dummy"],
+            tokens=plain.get("tokens", 0),
             file=plain["file"],
             bytes=plain["bytes"],
             sampled=tuple(plain["sampled"]),
@@ -117,4 +139,5 @@ class StepEntry:
             digested=None if plain.get("digested") is None else tuple(plain["digested"]),
             noted=tuple(plain.get("noted", ())),
             failures=plain["failures"],
+            experts=plain.get("experts", {}),
         )

@@ -103,6 +103,7 @@ class IndexedFiles(Trace):
                 int(rank): {kind: Shard(**shard) for kind, shard in about["shards"].items()}
                 for rank, about in index["ranks"].items()
             }
+            self._groups = {int(rank): int(about.get("dp_rank", 0)) for rank, about in index["ranks"].items()}
             self._entries = {
                 int(rank): tuple(_told(StepEntry.from_dict(plain), skipped) for plain in entries)
                 for rank, entries in index["steps"].items()
@@ -119,6 +120,9 @@ class IndexedFiles(Trace):
 
     def shard(self, rank: int, kind: str) -> Shard | None:
         return self._shards[rank].get(kind)
+
+    def group_of(self, rank: int) -> int:
+        return self._groups[rank]
 
     def steps(self, rank: int = 0) -> tuple[StepEntry, ...]:
         return self._entries[rank]

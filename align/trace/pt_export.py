@@ -109,7 +109,10 @@ def _index(trace: Trace, exported: Exported) -> dict[str, object]:
         "native": None,
         "manifest": trace.manifest,
         "ranks": {
-            rank: {"shards": {kind: asdict(shard) for kind, shard in found.items() if shard is not None}}
+            rank: {
+                "shards": {kind: asdict(shard) for kind, shard in found.items() if shard is not None},
+                **({"dp_rank": trace.group_of(rank)} if trace.groups > 1 else {}),
+            }
             for rank, found in shards.items()
         },
         "steps": {rank: [entry.to_dict() for entry in trace.steps(rank)] for rank in trace.ranks},

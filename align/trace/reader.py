@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from align.trace.format import (
     Shard,
     StepEntry,
     accumulated_file,
+    checkpoint_of,
     rank_folder,
 )
 from align.trace.pack import PACKS_FILE, read_lines, unpacked
@@ -34,6 +36,9 @@ class DamagedFileError(ValueError):
 
 class Trace:
     """One side's trace.
+
+    Data-parallel groups serve different requests, and each counts its own steps. Here they have numbers that no two
+    groups share: step s of group g of n is ``s * n + g``.
 
     Raises:
         ValueError: no trace, or one of another schema; says which.
@@ -75,7 +80,8 @@ class Trace:
         Raises:
             ValueError: an architecture without a table.
         """
-        return structure_of(self.manifest["model"], tp=self.manifest["layout"]["tp"])
+        layout = self.manifest["layout"]
+        return structure_of(self.manifest["model"], layout["tp"], layout.get("dp", 1), layout.get("ep", 1))
 
     @property
     def expected_ranks(self) -> int:
@@ -84,9 +90,41 @@ class Trace:
         return int(layout["tp"]) * int(layout.get("dp", 1))
 
     @property
+    def groups(self) -> int:
+        """Data-parallel groups of its layout."""
+        return int(self.manifest["layout"].get("dp", 1))
+
+    def group_of(self, rank: int) -> int:
+        """The data-parallel group of a rank that left records."""
+        return int(self._about[rank].get("dp_rank", 0))
+
+    def ranks_of(self, step: int) -> tuple[int, ...]:
+        """Ranks that left records of the group that made a step."""
+        return tuple(rank for rank in self.ranks if self.group_of(rank) == step % self.groups)
+
+    @cached_property
+    def leaders(self) -> tuple[int, ...]:
+        """The first rank of each data-parallel group that left records."""
+        first: dict[int, int] = {}
+        for rank in self.ranks:
+            first.setdefault(self.group_of(rank), rank)
+        return tuple(sorted(first.values()))
+
+    @property
+    def idle_groups(self) -> tuple[int, ...]:
+        """Data-parallel groups that no request was for."""
+        served = [one.get("dp_rank") for one in self.manifest.get("requests", ())]
+        if not served or None in served:
+            return ()  # it is not said which group they were for
+        return tuple(group for group in range(self.groups) if group not in served)
+
+    @property
     def absent_ranks(self) -> tuple[int, ...]:
-        """Ranks of the layout that left no records."""
-        return tuple(rank for rank in range(self.expected_ranks) if rank not in self.ranks)
+        """Ranks of the layout that left no records; those of an idle group need not."""
+        width, idle = int(self.manifest["layout"]["tp"]), self.idle_groups
+        return tuple(
+            rank for rank in range(self.expected_ranks) if rank not in self.ranks and rank // width not in idle
+        )
 
     def shard(self, rank: int, kind: str) -> Shard | None:
         """The part of a kind's split axis that a rank holds; ``None`` if it holds the whole."""
@@ -95,7 +133,13 @@ class Trace:
 
     @cached_property
     def _steps(self) -> dict[int, tuple[StepEntry, ...]]:
-        return {rank: _read_steps(self.directory / rank_folder(rank) / STEPS_FILE) for rank in self.ranks}
+        return {
+            rank: tuple(
+                replace(entry, step=entry.step * self.groups + self.group_of(rank))
+                for entry in _read_steps(self.directory / rank_folder(rank) / STEPS_FILE)
+            )
+            for rank in self.ranks
+        }
 
     def steps(self, rank: int = 0) -> tuple[StepEntry, ...]:
         """Steps of a rank in order, dummies included."""
@@ -197,26 +241,29 @@ class Trace:
             raise DamagedFileError(f"{folder / CALLS_FILE} or {HOST_FILE} is malformed: {error}") from error
 
     def joined(self, step: int, name: str) -> torch.Tensor | None:
-        """The whole tensor of a checkpoint from all ranks: shards side by side, summands added in float32.
+        """The whole tensor of a checkpoint from all ranks of its group: shards side by side, summands added in float32.
 
         Ranks that hold the same shard, or the whole, must hold the same values.
 
         Raises:
             ValueError: replicas differ, shards leave a gap, or a file is damaged.
         """
-        kind = parse(name).kind
-        parts = {rank: self.tensor(rank, step, name) for rank in self.ranks}
+        kind = parse(checkpoint_of(name)).kind
+        parts = {rank: self.tensor(rank, step, name) for rank in self.ranks_of(step)}
         present = {rank: part for rank, part in parts.items() if part is not None}
         if kind.name == "logits" and present:  # sampled on some ranks only
             return next(iter(present.values()))
         if len(present) < len(parts):
             return None
+        entries = {rank: self._by_step[rank, step] for rank in present}
+        if any(entry.part(kind.name) is not None for entry in entries.values()):
+            return _rows_of_parts(step, name, kind.name, present, entries)
         shapes = {part.shape[:1] for part in present.values()}
         if len(shapes) > 1:
             raise ValueError(f"step {step}: the ranks hold different numbers of rows of {name}")
-        if kind.shard == "partial":
+        if kind.shard == "partial" and not all(entry.whole(kind.name) for entry in entries.values()):
             return torch.stack([part.float() for part in present.values()]).sum(0)
-        axis = kind.axes.index(kind.shard) if kind.shard else None
+        axis = kind.axes.index(kind.shard) if kind.shard not in ("", "partial") else None
         pieces: dict[int, tuple[int, torch.Tensor]] = {}
         for rank, part in present.items():
             shard = self.shard(rank, kind.name)
@@ -224,7 +271,7 @@ class Trace:
             other = pieces.setdefault(start, (rank, part))
             if other[0] != rank and not _identical(other[1], part):
                 raise ValueError(f"step {step}: {name} differs between ranks {other[0]} and {rank}, which hold copies")
-        known = self.shard(self.ranks[0], kind.name)
+        known = self.shard(next(iter(present)), kind.name)
         if axis is None or known is None:
             return pieces[0][1]
         end = 0
@@ -235,6 +282,32 @@ class Trace:
         if end != known.total:
             raise ValueError(f"step {step}: the ranks' parts of {name} make {end} of {known.total}")
         return torch.cat([pieces[start][1] for start in sorted(pieces)], dim=axis)
+
+
+def _rows_of_parts(
+    step: int, name: str, kind: str, present: Mapping[int, torch.Tensor], entries: Mapping[int, StepEntry]
+) -> torch.Tensor:
+    """Rows that the ranks divided among themselves, one after the other.
+
+    Raises:
+        ValueError: they leave a gap, or are not as many as was said.
+    """
+    pieces: dict[int, tuple[int, torch.Tensor]] = {}
+    for rank, part in present.items():
+        first, count = entries[rank].part(kind) or (0, sum(span.count for span in entries[rank].rows))
+        if len(part) != count:
+            raise ValueError(f"step {step}: rank {rank} holds {len(part)} rows of {name}, not {count}")
+        if count:
+            pieces.setdefault(first, (rank, part))
+    at = 0
+    for first, (rank, part) in sorted(pieces.items()):
+        if first != at:
+            raise ValueError(f"step {step}: rank {rank}'s rows of {name} begin at {first}, not at {at}")
+        at += len(part)
+    total = sum(span.count for span in next(iter(entries.values())).rows)
+    if at != total:
+        raise ValueError(f"step {step}: the ranks' rows of {name} are {at} of {total}")
+    return torch.cat([pieces[first][1] for first in sorted(pieces)])
 
 
 def _identical(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -31,6 +31,7 @@ class TraceWriter:
 
     Args:
         directory: the trace; made if need be.
+        rank: global; ``tp_rank`` inside its tensor-parallel group, which is data-parallel group ``dp_rank``.
         shards: of each kind that tensor parallelism splits.
 
     Raises:
@@ -38,7 +39,13 @@ class TraceWriter:
     """
 
     def __init__(
-        self, directory: Path, rank: int, tp_rank: int = 0, tp: int = 1, shards: Mapping[str, Shard] | None = None
+        self,
+        directory: Path,
+        rank: int,
+        tp_rank: int = 0,
+        tp: int = 1,
+        shards: Mapping[str, Shard] | None = None,
+        dp_rank: int = 0,
     ) -> None:
         self._folder = directory / rank_folder(rank)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -47,6 +54,7 @@ class TraceWriter:
             "rank": rank,
             "tp_rank": tp_rank,
             "tp": tp,
+            "dp_rank": dp_rank,
             "shards": {kind: asdict(shard) for kind, shard in (shards or {}).items()},
         }
         self._replace(RANK_FILE, [json.dumps(about).encode()])
@@ -74,9 +82,9 @@ class TraceWriter:
         self._line(replace(entry, file=name, bytes=size))
         return size
 
-    def write_dummy(self, step: int) -> None:
-        """Note a forward without requests after ``step``; it is never compared."""
-        self._line(StepEntry(step=step, phase="", dummy=True))
+    def write_dummy(self, step: int, tokens: int = 0) -> None:
+        """Note a forward without requests, of so many tokens, after ``step``; it is never compared."""
+        self._line(StepEntry(step=step, phase="", dummy=True, tokens=tokens))
 
     def _line(self, entry: StepEntry) -> None:
         self._steps.write(json.dumps(entry.to_dict()) + "\n")

@@ -11,11 +11,13 @@ from typing import Any, Literal
 
 import torch
 
-from align.checkpoints.table import parse
+from align.checkpoints.table import EXPERT_SUM, parse
 from align.compare.checkpoint import compare_checkpoint
-from align.compare.pairing import PairedRow
+from align.compare.collective import OPERATOR, judge_step
+from align.compare.expert_sum import worst_of_step
+from align.compare.pairing import PairedRow, Pairing
 from align.compare.residual import ResidualPolicy, judge, largest_of
-from align.compare.rows import Recorded
+from align.compare.rows import Recorded, ranks_of
 from align.compare.tensors import TensorComparison
 from align.findings import Finding
 from align.trace.format import TOKEN_RESIDUAL, WORST_RESIDUAL, StepEntry
@@ -64,8 +66,7 @@ def phases_of(name: str, side: str | None, sides: Mapping[str, Recorded], compar
     for stage, chosen in rows.items():
         if chosen:
             part = replace(comparison.pairing, rows=tuple(chosen))
-            compared = compare_checkpoint(name, sides["candidate"], sides["reference"], part, comparison.policy)
-            found[stage].append(compared.verdict if compared.verdict != "not comparable" else "not observable")
+            found[stage].append(_compared(name, sides, part, comparison))
     whole = comparison.get(name)
     if whole is not None and whole.alike_row is not None:  # equal inputs, another result
         found[_stage_of(whole.alike_row.request, whole.alike_row.position, lengths)].append("beyond")
@@ -76,6 +77,15 @@ def phases_of(name: str, side: str | None, sides: Mapping[str, Recorded], compar
         stage: max(states, key=_SEVERITY.__getitem__) for stage, states in found.items() if states
     }
     return Phases(worst)
+
+
+def _compared(name: str, sides: Mapping[str, Recorded], part: Pairing, comparison: TensorComparison) -> State:
+    """How a part of the rows compares; ranks whose copies differ make no tensor that could be compared."""
+    try:
+        compared = compare_checkpoint(name, sides["candidate"], sides["reference"], part, comparison.policy)
+    except ValueError:  # the comparison of the whole has said what
+        return "not observable"
+    return compared.verdict if compared.verdict != "not comparable" else "not observable"
 
 
 def with_stages(finding: Finding, trace: Recorded) -> Finding:
@@ -111,6 +121,12 @@ def _added(name: str, trace: Recorded, lengths: Mapping[str, int]) -> dict[Stage
     found: dict[Stage, State] = {}
     operator, policy = structure.operator(parse(name).kind), ResidualPolicy.for_dtype(trace.dtype)
     for (stage, rank), entries in steps.items():
+        if operator in (OPERATOR, EXPERT_SUM) and rank == ranks_of(trace, entries[0].step)[0]:
+            judged = judge_step if operator == OPERATOR else worst_of_step
+            for entry in entries:
+                reduced = judged(trace, parse(name), entry, structure, policy)
+                if reduced is not None:
+                    found[stage] = max((found.get(stage, "not observable"), reduced.verdict), key=_SEVERITY.__getitem__)
         tokens, largest = _sums(trace, rank, entries, name)
         if not largest:
             continue

@@ -22,7 +22,7 @@ from align.checkpoints.recompute.routed import (
     expert_weights,
     gated_mlp,
 )
-from align.checkpoints.recompute.rows import add, embedding, identity, rms_norm
+from align.checkpoints.recompute.rows import add, embedding, gated_add, identity, rms_norm
 
 __all__ = [
     "ACTIVATIONS",
@@ -37,6 +37,7 @@ __all__ = [
     "expert_scores",
     "expert_weights",
     "gated",
+    "gated_add",
     "gated_mlp",
     "identity",
     "linear",

@@ -23,12 +23,13 @@ class Routing:
     """How a router chooses and weighs.
 
     Attributes:
-        experts, top_k: of how many how many are chosen.
+        experts, top_k: of how many how many are chosen; zero experts count.
         scoring: what makes a score of a logit; ``softmax`` goes over all experts.
         renormalize: the weights of the chosen are divided by their sum.
         scale: factor on the weights.
         groups, kept_groups: experts are chosen from the best groups alone; 1 for all.
         group_score: a group's score: its best expert (DeepSeek-V2), or the sum of its best two (DeepSeek-V3).
+        zero: how many of the experts, the last ones, have no weights and hand their token on (LongCat-Flash).
     """
 
     experts: int
@@ -39,6 +40,7 @@ class Routing:
     groups: int = 1
     kept_groups: int = 1
     group_score: Literal["best", "best two"] = "best"
+    zero: int = 0
 
 
 def expert_scores(logits: Tensor, routing: Routing, compute: torch.dtype = torch.float32) -> Exact:
@@ -168,6 +170,7 @@ def expert_mix(
     expert: ExpertWeights,
     activation: str = "silu",
     compute: torch.dtype = torch.float32,
+    first_zero: int | None = None,
 ) -> Exact:
     """``sum of weight × expert(x)`` over the chosen experts, ``[R, hidden]``.
 
@@ -176,6 +179,8 @@ def expert_mix(
         ids: int ``[R, top_k]``.
         weights: ``[R, experts]``, by expert id.
         expert: gives an expert's matrices; asked once for each that was chosen, in order.
+        first_zero: experts from this one on are zero experts: each hands ``x`` itself on, the input of the layer and
+            not what the other experts made of it.
 
     Each expert rounds as :func:`gated_mlp`; the weight and the weighted result round (two roundings of it). The sum may
     be kept in the model's dtype: each of its ``top_k`` roundings is at most ``u`` times the sum of the sizes; with
@@ -186,7 +191,10 @@ def expert_mix(
     terms = math.sqrt(ids.shape[1])
     for index in ids.unique().tolist():
         rows = (ids == index).any(-1).nonzero()[:, 0]
-        one = gated_mlp(x[rows], *expert(int(index)), activation, compute)
+        if first_zero is not None and index >= first_zero:
+            one = of_itself(x[rows].to(compute), x.dtype)
+        else:
+            one = gated_mlp(x[rows], *expert(int(index)), activation, compute)
         share = weights[rows, index].to(compute)[:, None]
         part = one.value * share
         value.index_add_(0, rows, part)

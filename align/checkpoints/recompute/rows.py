@@ -22,6 +22,16 @@ def add(a: Tensor, b: Tensor, compute: torch.dtype = torch.float32) -> Exact:
     return of_itself(a.to(compute) + b.to(compute), a.dtype)
 
 
+def gated_add(a: Tensor, b: Tensor, gate: Tensor, compute: torch.dtype = torch.float32) -> Exact:
+    """``a + sigmoid(gate) × b`` with ``a``, ``b`` ``[..., n]`` and ``gate`` ``[..., 1]``.
+
+    The sigmoid and its product with ``b`` round relative to that part, the sum relative to itself.
+    """
+    part = gate.to(compute).sigmoid() * b.to(compute)
+    value = a.to(compute) + part
+    return Exact(value, value.abs().add_(part.abs()).add_(tiny(a.dtype)))
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, compute: torch.dtype = torch.float32, offset: float = 0.0) -> Exact:
     """``x / sqrt(mean(x²) + eps) × weight`` over the last axis, ``x`` ``[..., n]``, ``weight`` broadcastable.
 

@@ -4,7 +4,8 @@
 
     rank0.jsonl    a line per forward: what the record says in words and numbers, and where its tensors are
     rank0.bin      those tensors, one safetensors image after the other
-    run1.json      the token ids of that run's requests, prompt and answer, once it is over
+    run1.json      the token ids of that run's requests, prompt and answer, once it is over; those of further
+                   data-parallel groups are in run1-dp1.json, …
 
 A line follows its tensors, so what a line names is whole; a last line that was cut does not count. A line leaves out
 what the line before it says as well: most of a record is that of the step before.
@@ -62,17 +63,18 @@ class LedgerWriter:
         self._data.close()
 
 
-def write_run(directory: Path, run: int, recording: str, tokens: Mapping[str, Sequence[int]]) -> None:
+def write_run(directory: Path, run: int, recording: str, tokens: Mapping[str, Sequence[int]], dp_rank: int = 0) -> None:
     """Leave what a run computed, once it is over.
 
     Args:
         run: its number within the launch, from 1.
         recording: name of the directory of the trace that it made; empty if it made none.
         tokens: request → ids of its prompt and of what it generated.
+        dp_rank: the data-parallel group whose requests these are.
     """
     directory.mkdir(parents=True, exist_ok=True)
     plain = {"schema": SCHEMA, "run": run, "recording": recording, "tokens": {k: list(v) for k, v in tokens.items()}}
-    target = directory / f"run{run}.json"
+    target = directory / (f"run{run}-dp{dp_rank}.json" if dp_rank else f"run{run}.json")
     temporary = target.with_suffix(".tmp")
     temporary.write_text(json.dumps(plain), encoding="utf-8")
     os.replace(temporary, target)

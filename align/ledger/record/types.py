@@ -133,9 +133,12 @@ class IndexRecord:
         lossy: the cache holds another dtype than the keys (int8): ``written`` was taken from the cache, just after.
         dirty: rows of the cache that were not zero before the first write of the run; ``None`` where that says nothing
             (warm-up ran, or the pool was not zeroed).
-        calls: ``write``, ``read`` → ``file:line`` of the engine's call.
+        calls: ``write``, ``read`` → ``file:line`` of the engine's call; ``slots``, ``tables`` → ``file:line function``
+            of what makes them, one after the other.
         run: number of the run within the launch, from 1; 0 before the first.
+        dp_rank: data-parallel group of the rank.
         failures: what could not be recorded → why.
+        reader_block: tokens in one block as attention takes the cache; ``None`` where it reads none, or is not known.
     """
 
     step: int
@@ -156,6 +159,8 @@ class IndexRecord:
     calls: Mapping[str, str] = field(default_factory=dict)
     run: int = 0
     failures: Mapping[str, str] = field(default_factory=dict)
+    dp_rank: int = 0
+    reader_block: int | None = None
 
     @property
     def rows(self) -> int:
@@ -190,6 +195,8 @@ class IndexRecord:
             "layers": self.layers, "other": sorted(self.other), "key_rows": self.key_rows, "dtypes": dict(self.dtypes),
             "found_total": self.found.total, "paged": self.paged, "lossy": self.lossy, "dirty": self.dirty,
             "calls": dict(self.calls), "run": self.run, "failures": dict(self.failures),
+            "dp_rank": self.dp_rank,
+            "reader_block": self.reader_block,
         }  # fmt: skip
         return plain, tensors
 
@@ -215,6 +222,8 @@ class IndexRecord:
                 tensors.get("found.where", Found().where), tensors.get("found.sums", Found().sums), plain["found_total"]
             ),
             calls=plain["calls"],
+            dp_rank=plain.get("dp_rank", 0),
+            reader_block=plain.get("reader_block"),
         )
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from adapters.base import Request
 from align.case import Batch, Case, CaseLayout, CaseRequest, Decoding, capacity, load_case, parse_case
 from align.errors import UserError
+from align.layout import Layout
 from align.models import ModelInfo, qwen3
 
 INFO = ModelInfo(
@@ -267,3 +268,36 @@ def test_import_is_light() -> None:
     script = f"import align.case, align.models, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# --------------------------------------------------------------------------------------------- layouts of the sides
+
+
+def dealt(found: Case) -> list[int]:
+    return [request.dp_rank for request in found.requests]
+
+
+def test_a_case_at_another_layout_keeps_everything_else() -> None:
+    requests = [CaseRequest(name=f"r{index}", token_ids=(5, 6), dp_rank=index % 2) for index in range(4)]
+    whole = case(*requests, layout=CaseLayout(tp=2, dp=2), batch=Batch(max_batch=2))
+    assert dealt(whole.with_layout(Layout(2, 2))) == [0, 1, 0, 1]
+    one = whole.with_layout(Layout())
+    assert dealt(one) == [0, 0, 0, 0] and one.layout == CaseLayout()
+    assert one.batch.max_batch == 4, "groups that became one arrive together all the same"
+    assert [request.token_ids for request in one.requests] == [request.token_ids for request in whole.requests]
+    assert parse_case(one.to_text()) == one
+
+
+def test_each_side_has_its_own_layout() -> None:
+    requests = [CaseRequest(name=f"r{index}", token_ids=(5, 6), dp_rank=index) for index in range(2)]
+    both = case(*requests, layout=CaseLayout(tp=2, dp=2), reference_layout=CaseLayout(tp=2))
+    assert both.at("candidate").layout == CaseLayout(tp=2, dp=2) and dealt(both.at("candidate")) == [0, 1]
+    assert both.at("reference").layout == CaseLayout(tp=2) and dealt(both.at("reference")) == [0, 0]
+    assert parse_case(both.to_text()) == both
+    alone = case()
+    assert alone.at("reference") is alone and "reference_layout" not in alone.to_text()
+
+
+def test_the_references_own_layout_is_checked_too() -> None:
+    with pytest.raises(UserError, match="layout tp3 dp1 ep1 does not fit tiny"):
+        case(reference_layout=CaseLayout(tp=3)).check(INFO)

@@ -259,6 +259,15 @@ def test_default_prompts_are_dealt_to_the_ranks(info: ModelInfo) -> None:
     assert [request.dp_rank for request in made.case.requests] == [0, 1, 0, 1]
 
 
+def test_prompts_of_a_file_are_dealt_unless_one_of_them_names_its_rank(info: ModelInfo, tmp_path: Path) -> None:
+    silent = prompts_file(tmp_path, {"token_ids": [5]}, {"token_ids": [6]}, {"token_ids": [7]})
+    made = new_case(info, layout=Layout(1, 2, 1), prompts_file=silent)
+    assert [request.dp_rank for request in made.case.requests] == [0, 1, 0]
+    told = prompts_file(tmp_path, {"token_ids": [5], "dp_rank": 0}, {"token_ids": [6]}, {"token_ids": [7]})
+    made = new_case(info, layout=Layout(1, 2, 1), prompts_file=told)
+    assert [request.dp_rank for request in made.case.requests] == [0, 0, 0], "the other rank is idle"
+
+
 @pytest.mark.parametrize(
     ("line", "part"),
     [

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from align.checkpoints.parameters import FUSED, Parameter, parameters, rows_of
+from align.checkpoints.parameters import FUSED, LivePlace, Parameter, parameters, rows_of
+from align.checkpoints.shards import Shard
 from align.checkpoints.table import Structure, structure_of
 
 SIZES: dict[str, Any] = {
@@ -92,7 +93,29 @@ def test_each_part_knows_its_fusion() -> None:
         **{part: ["q", "k", "v"] for part in "qkv"},
         "gate": ["gate", "up"],
         "up": ["gate", "up"],
+        "shared.gate": ["shared.gate", "shared.up"],
+        "shared.up": ["shared.gate", "shared.up"],
     }
+
+
+def test_every_expert_has_its_place_in_both_engines() -> None:
+    experts = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+    sizes = {**SIZES, **experts, "shared_expert_intermediate_size": 28}
+    made = structure_of({**sizes, "architectures": ["Qwen2MoeForCausalLM"]})
+    found = {one.tensor: one for one in parameters(made)}
+    up = found["model.layers.1.mlp.experts.2.up_proj.weight"]
+    assert up.places == (
+        LivePlace("model.layers.1.mlp.experts.gate_up.weight", 2, True),
+        LivePlace("model.layers.1.mlp.experts.w13_weight", 2, True),
+    )
+    assert not up.sole
+    first, share = rows_of(up, made, 0)
+    assert (first, share) == (20, Shard(0, 20, 20))
+    shared = found["model.layers.0.mlp.shared_expert.up_proj.weight"]
+    assert rows_of(shared, made, 0) == (28, Shard(0, 28, 28))
+    assert shared.places == (LivePlace("model.layers.0.mlp.shared_expert.gate_up_proj.weight", None, False),)
+    assert found["model.layers.0.mlp.gate.weight"].sole
+    assert sum(".experts." in name for name in found) == 2 * 3 * 3
 
 
 def test_layers_and_families_decide_which_there_are() -> None:

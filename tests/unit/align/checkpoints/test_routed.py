@@ -212,3 +212,45 @@ def test_wrong_experts_are_beyond_the_bound(wrong: str) -> None:
     kernel = qwen3_experts(changed, torch.bfloat16)(x, ids, weights.gather(1, ids))
     limit = bounds()["expert_mix"].max_roundings * 2**-8 * 1.02
     assert float(((kernel.double() - exact.value).abs() / exact.magnitude).max()) > 1.5 * limit
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_gated_sum_in_the_models_dtype_is_within_its_bound(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(11)
+    a, b = (torch.randn(64, 96, generator=generator).to(dtype) for _ in range(2))
+    gate = torch.randn(64, 1, generator=generator).to(dtype)
+    exact = recompute.gated_add(a, b, gate, torch.float64)
+    expected = a.double() + b.double() / (1 + (-gate.double()).exp())
+    assert torch.allclose(exact.value, expected, rtol=1e-12, atol=1e-12)
+    eager = a + torch.sigmoid(gate) * b
+    allowed = bounds()["gated_add"].max_roundings * unit_roundoff(dtype) * exact.magnitude
+    assert bool(((eager.double() - exact.value).abs() <= allowed).all())
+    wrong = a + b
+    assert not bool(((wrong.double() - exact.value).abs() <= allowed).all()), "a gate that was left out is seen"
+
+
+@pytest.mark.parametrize("wrong", ["", "left out", "of the experts' result", "given to expert 0"])
+def test_zero_experts_hand_their_token_on(wrong: str) -> None:
+    """Seed 000: original_input * weight is added behind the experts; their ids go to no expert."""
+    given, x = matrices(32, 16, 6, torch.bfloat16, 0), normal(24, 32)
+    ids = normal(24, 8, seed=7).float().topk(3).indices  # 6 experts and 2 zero experts
+    weights = torch.zeros(24, 8).scatter_(1, ids, torch.rand(24, 3, generator=torch.Generator().manual_seed(2)))
+    exact = recompute.expert_mix(x, ids, weights, given.__getitem__, compute=torch.float64, first_zero=6)
+    shares = weights.gather(1, ids).double()
+    zero = ids >= 6
+    assert bool(zero.any())
+    experts = qwen3_experts(given, torch.float64)
+    routed = experts(x.double(), ids.masked_fill(zero, 0), shares.masked_fill(zero, 0.0))
+    identity = (shares * zero).sum(1, keepdim=True)
+    whole = {
+        "": routed + identity * x.double(),
+        "left out": routed,
+        "of the experts' result": routed + identity * routed,
+        "given to expert 0": experts(x.double(), ids.masked_fill(zero, 0), shares),
+    }[wrong]
+    limit = bounds()["expert_mix"].max_roundings * 2**-8 * 1.02
+    error = float(((whole - exact.value).abs() / exact.magnitude).max())
+    if wrong:
+        assert error > 1.5 * limit
+    else:
+        torch.testing.assert_close(whole, exact.value, rtol=1e-9, atol=1e-12)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from align.checkpoints.table import ARCHITECTURES, Name, Structure, kinds, parse, structure_of
 
@@ -38,6 +38,7 @@ LAYERED = [
     "moe.router_logits",
     "moe.topk_ids",
     "moe.topk_weights",
+    "moe.shared_gate",
     "moe.shared",
     "moe.routed",
     "moe.out",
@@ -46,6 +47,8 @@ SPECIFIED = ["embed", *LAYERED, "final_in", "final_norm", "logits"]
 QWEN3_ONLY = {"attn.q_norm", "attn.k_norm"}
 PARTIAL = {"attn.o_partial", "mlp.down_partial"}
 MOE = {name for name in LAYERED if name.startswith("moe.")}
+SHARED = {"moe.shared", "moe.shared_gate"}
+MLP = {"mlp.gate", "mlp.up", "mlp.act", "mlp.down"}
 
 QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -60,6 +63,13 @@ QWEN3: dict[str, Any] = {
     "rope_theta": 5000.0,
     "tie_word_embeddings": True,
 }
+EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 72,
+}
+WITH_EXPERTS = ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 LLAMA = {**QWEN3, "architectures": ["LlamaForCausalLM"], "head_dim": None, "tie_word_embeddings": False}
 
 
@@ -92,6 +102,8 @@ def test_shapes_and_shards_name_axes_that_exist() -> None:
         (LLAMA, 1, MOE | PARTIAL | QWEN3_ONLY),
         (LLAMA, 2, MOE | QWEN3_ONLY),
         ({**LLAMA, "architectures": ["Qwen2ForCausalLM"]}, 1, MOE | PARTIAL | QWEN3_ONLY),
+        ({**QWEN3, **EXPERTS, "architectures": ["Qwen3MoeForCausalLM"]}, 1, MLP | SHARED | PARTIAL),
+        ({**LLAMA, **EXPERTS, "architectures": ["Qwen2MoeForCausalLM"]}, 1, MLP | PARTIAL | QWEN3_ONLY),
     ],
 )
 def test_which_checkpoints_a_model_has(config: dict[str, Any], tp: int, without: set[str]) -> None:
@@ -106,7 +118,7 @@ def test_which_checkpoints_a_model_has(config: dict[str, Any], tp: int, without:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_an_operator_reads_what_was_computed_before(architecture: str, tp: int) -> None:
-    structure = structure_of({**QWEN3, "architectures": [architecture]}, tp)
+    structure = structure_of({**QWEN3, **EXPERTS, "architectures": [architecture]}, tp)
     names = list(structure.names())
     place = {name: index for index, name in enumerate(names)}
     assert names == sorted(names, key=lambda name: name.order)
@@ -206,16 +218,19 @@ def test_rope_in_the_spellings_of_config_files(given: dict[str, Any], expected: 
 def _windows_of_transformers(architecture: str, config: dict[str, Any]) -> set[int | None]:
     classes: dict[str, Any] = {
         "LlamaForCausalLM": LlamaConfig,
+        "MistralForCausalLM": MistralConfig,
         "Qwen2ForCausalLM": Qwen2Config,
         "Qwen3ForCausalLM": Qwen3Config,
     }
     read = classes[architecture](**config)
     if architecture == "LlamaForCausalLM":
         return {None}  # its model never looks at one
+    if architecture == "MistralForCausalLM":
+        return {read.sliding_window}  # of every layer (MistralModel.forward)
     return {read.sliding_window if kind == "sliding_attention" else None for kind in read.layer_types}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [one for one in ARCHITECTURES if one not in WITH_EXPERTS])
 @pytest.mark.parametrize("use", [None, False, True])
 @pytest.mark.parametrize("first", [0, 3, 28])
 def test_the_window_is_that_of_transformers(architecture: str, use: bool | None, first: int) -> None:
@@ -234,9 +249,30 @@ def test_an_unknown_architecture_is_named() -> None:
 
 def test_mixture_rows_appear_with_their_tags() -> None:
     structure = replace(structure_of(QWEN3), tags=("all", "gqa", "moe", "qwen3_moe"))
-    assert present(structure) == set(SPECIFIED) - PARTIAL - {"mlp.gate", "mlp.up", "mlp.act", "mlp.down", "moe.shared"}
+    assert present(structure) == set(SPECIFIED) - PARTIAL - MLP - SHARED
     assert reads(structure, "layers.1.block_in") == ["layers.0.mid", "layers.0.moe.out"]
     assert reads(structure, "layers.1.moe.out") == ["layers.1.moe.routed"]
+
+
+def test_experts_and_what_stands_beside_them() -> None:
+    config = {**QWEN3, **EXPERTS}
+    alone = structure_of({**config, "architectures": ["Qwen3MoeForCausalLM"]})
+    beside = structure_of({**config, "architectures": ["Qwen2MoeForCausalLM"]})
+    sizes = ("intermediate", "experts", "topk", "shared")
+    assert [alone.size(axis) for axis in sizes] == [48, 8, 2, 0]
+    assert [beside.size(axis) for axis in sizes] == [48, 8, 2, 72]
+    assert alone.operator(kinds()["moe.out"]) == "identity"
+    assert beside.operator(kinds()["moe.out"]) == "gated_add"
+    assert reads(beside, "layers.1.moe.out") == [f"layers.1.moe.{one}" for one in ("routed", "shared", "shared_gate")]
+    assert {name for name, kind in kinds().items() if kind.always} == {
+        "attn.kv_start_indices", "moe.topk_ids", "moe.router_logits",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [{"mlp_only_layers": [1]}, {"decoder_sparse_step": 2}])
+def test_dense_layers_beside_experts_are_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="dense layers beside layers of experts"):
+        structure_of({**QWEN3, **EXPERTS, "architectures": ["Qwen3MoeForCausalLM"], **more})
 
 
 def test_a_name_needs_a_layer_if_its_kind_has_them() -> None:

@@ -11,6 +11,7 @@ from align.compare.rows import Recorded
 from align.findings import Finding
 from align.sentences import text_of
 from align.trace.calls import Argument, Call, CallRecords, OperatorCall
+from align.trace.format import StepEntry
 
 
 def tensor(name: str, *shape: int, dtype: str = "bfloat16") -> Argument:
@@ -133,6 +134,9 @@ class Side:
 
     def calls(self, rank: int) -> CallRecords:
         return CallRecords(self._calls)
+
+    def steps(self, rank: int = 0) -> tuple[StepEntry, ...]:
+        return ()
 
 
 def test_an_accusation_has_both_calls_in_its_evidence() -> None:

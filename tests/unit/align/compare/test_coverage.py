@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from align.checkpoints.table import structure_of
@@ -65,6 +65,7 @@ def test_nothing_expected_is_no_pass() -> None:
 
 
 @given(st.integers(1, 5000), st.integers(0, 5000))
+@example(625, 247)
 def test_a_percentage_that_is_said_can_be_demanded(expected: int, observed: int) -> None:
     coverage = Coverage(expected, min(observed, expected))
     said = percent_text(coverage.percent)

@@ -15,6 +15,7 @@ from align.compare.tensors import TensorComparison
 from align.findings import Finding
 from align.sentences import text_of
 from align.trace.calls import CallRecords, FloatOperator, HostMove
+from align.trace.format import StepEntry
 from tests.unit.align.compare.test_locate import comparison
 
 COS = HostMove(
@@ -33,6 +34,9 @@ class Side:
 
     def calls(self, rank: int) -> CallRecords:
         return self._records
+
+    def steps(self, rank: int = 0) -> tuple[StepEntry, ...]:
+        return ()
 
 
 def judged(

@@ -69,6 +69,7 @@ def write(
     edit: Edit | None = None,
     tp: int = 1,
     about: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] = CONFIG,
 ) -> Trace:
     """Write a trace and open it.
 
@@ -76,7 +77,7 @@ def write(
         noise: relative size of a random error of every float.
         edit: changes a step's whole tensors before ranks take their parts: (phase, step, tensors).
     """
-    structure = structure_of(CONFIG, tp)
+    structure = structure_of(config, tp)
     layout = {"tp": tp, "dp": 1, "ep": 1}
     writers = [TraceWriter(directory, rank, rank, tp, shards(structure, rank)) for rank in range(tp)]
     generator = torch.Generator().manual_seed(seed)
@@ -99,7 +100,7 @@ def write(
     for writer in writers:
         writer.write_dummy(len(steps))
         writer.close()
-    content = manifest(layout=layout, **(about or {}))
+    content = manifest(layout=layout, **{"model": config, **(about or {})})
     (directory / MANIFEST).write_text(json.dumps(content), encoding="utf-8")
     return Trace(directory)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from adapters.base import RowSpan, StepRecord
+from align.case.schema import CaseLayout
 from align.conditions import LAUNCH, NAMES, TABLE, SideFacts, evaluate
 from tests.unit.align.conditions.condition_sides import (
     CASE,
@@ -28,7 +29,7 @@ def test_two_right_engines_meet_every_condition() -> None:
     found = judged()
     assert not_ok(found) == {}
     # A dense model has no routing.
-    assert list(found) == [name for name in NAMES if name != "routing"]
+    assert list(found) == [name for name in NAMES if name not in ("routing", "expert_placement")]
 
 
 @pytest.mark.parametrize("role", ["candidate", "reference"])
@@ -59,7 +60,7 @@ def test_what_cannot_be_read_is_unknown_and_blocks(name: str, hidden: Any) -> No
 
 
 def test_the_table_is_covered_here() -> None:
-    own = {"soc", "token_ids", "ascend_config", "checkpoint_files", "routing", "numerics"}
+    own = {"soc", "token_ids", "ascend_config", "checkpoint_files", "routing", "expert_placement", "numerics"}
     assert set(FALSE) | own == set(NAMES)
 
 
@@ -115,12 +116,20 @@ def test_other_numerics_inform_and_do_not_block() -> None:
 
 
 def test_routing_of_a_model_with_experts() -> None:
-    config = {**CONFIG, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
-    right = {"routing": {"experts": 8, "top_k": 2, "renormalize": True}}
-    wrong = {"routing": {"experts": 8, "top_k": 2, "renormalize": False}}
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True, "moe_intermediate_size": 48}
+    config = {**CONFIG, **experts, "architectures": ["Qwen3MoeForCausalLM"]}
+    placed = {"per_rank": 8, "order": "in a row by rank"}
+    widths: dict[str, Any] = {"intermediate": {"expert": 48, "shared": 0}, "expert_placement": placed}
+    right = {"routing": {"experts": 8, "top_k": 2, "renormalize": True}, **widths}
+    wrong = {"routing": {"experts": 8, "top_k": 2, "renormalize": False}, **widths}
+    moved = {**right, "expert_placement": {"per_rank": 8, "order": [1, 2, 3, 4, 5, 6, 7, 0]}}
+    found = judged(side("lmdeploy", moved), side("vllm", right), config)
+    assert not_ok(found) == {"expert_placement": "false"} and not found["expert_placement"].blocks
+    narrow = {**right, "intermediate": {"expert": 24, "shared": 0}}
     assert not_ok(judged(side("lmdeploy", right), side("vllm", right), config)) == {}
     assert not_ok(judged(side("lmdeploy", wrong), side("vllm", right), config)) == {"routing": "false"}
-    assert not_ok(judged(side("lmdeploy"), side("vllm", right), config)) == {"routing": "unknown"}
+    assert not_ok(judged(side("lmdeploy", widths), side("vllm", right), config)) == {"routing": "unknown"}
+    assert not_ok(judged(side("lmdeploy", right), side("vllm", narrow), config)) == {"intermediate": "false"}
 
 
 # ------------------------------------------------------------------------------------------------ subtler judgements
@@ -262,3 +271,18 @@ def test_a_later_observation_replaces_an_earlier_one() -> None:
     found = facts.fact("a")
     assert found is not None and found.value == 2
     assert facts.fact("b") is None and set(FACTS) == {"lmdeploy", "vllm"}
+
+
+def test_each_side_is_judged_by_its_own_layout() -> None:
+    """An engine against itself: what counts is what each side read back, and a layout that was dropped is false."""
+    own = CASE.model_copy(update={"layout": CaseLayout(tp=2, dp=2), "reference_layout": CaseLayout()})
+    wide = {"tp": 2, "worker_tp": 2, "dp": 2, "worker_dp": 2}
+    found = judged(side("lmdeploy", wide), side("lmdeploy"), case=own)
+    for name in ("tp", "dp"):
+        assert (found[name].verdict, found[name].requested) == ("ok", {"candidate": 2, "reference": 1})
+    assert (found["ep"].verdict, found["ep"].requested) == ("ok", 1)
+    dropped = {**wide, "dp": 1, "worker_dp": 1}
+    found = judged(side("lmdeploy", dropped), side("lmdeploy"), case=own)
+    assert (found["dp"].verdict, found["dp"].sides) == ("false", ("candidate",))
+    found = judged(side("lmdeploy", wide), side("lmdeploy", wide), case=own)
+    assert (found["tp"].verdict, found["tp"].sides) == ("false", ("reference",))

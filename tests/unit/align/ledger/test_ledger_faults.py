@@ -58,6 +58,27 @@ def test_history_kept_over_preemption_is_named(sums: bool) -> None:
     assert wrong.first_read is not None and wrong.first_read.request == "r2"
 
 
+def test_history_kept_is_one_fault_although_its_old_block_was_handed_out_meanwhile() -> None:
+    """r1 is evicted, r0 gets its first block, ends, and r1 is given that again beside another one: r0 is innocent."""
+    requests = [Request("r0", list(range(5)), 12), Request("r1", [11 + at for at in range(7)], 13, arrives=3)]
+    engine = Engine(requests, blocks=6, keep_history="r1").run()
+    tables = [
+        (record.step, record.base.tables[row].tolist()[: -(-span.end // 4)])
+        for record in engine.records
+        for row, span in enumerate(record.spans)
+        if span.request == "r1"
+    ]
+    (last, before), (again, after) = next((one, other) for one, other in pairwise(tables) if other[0] > one[0] + 1)
+    (block,) = set(before) & set(after)
+    assert before.index(block) == after.index(block) == 0 and before[1] != after[1]
+    assert any(last < record.step < again and (record.base.slots // 4 == block).any() for record in engine.records), (
+        "somebody wrote there meanwhile"
+    )
+    wrong = only(engine)
+    assert (wrong.kind, wrong.step) == ("unwritten_history", again)
+    assert wrong.victim is not None and wrong.victim.request == "r1"
+
+
 def test_a_request_that_comes_back_after_preemption_has_no_stale_row() -> None:
     """The free list hands out what somebody had in the same row of the batch, in this run or in an earlier one."""
 

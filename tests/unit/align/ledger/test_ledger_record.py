@@ -118,6 +118,8 @@ def test_static_checks_one_by_one() -> None:
     assert kinds(with_(q_starts=None)) == set()
     assert kinds(record(key_rows=5)) == {"index_count"}
     assert kinds(record(dtypes={"slots": "int64", "tables": "int32"})) == {"index_dtype"}
+    assert kinds(record(reader_block=2)) == {"reader_block_size"}
+    assert kinds(record(reader_block=4)) == kinds(record(reader_block=None)) == set()
     assert kinds(record(dirty=3)) == {"dirty_cache"} and kinds(record(dirty=0)) == set()
     assert kinds(with_(tables=tables.reshape(-1))) == {"table_shape"}
     assert kinds(with_(tables=tables[:1])) == {"table_shape"}

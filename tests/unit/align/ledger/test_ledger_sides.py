@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.ledger.record.files import Records
+from align.ledger.record.files import Records, read_records, write_run
 from align.ledger.record.types import Found, IndexRecord, Indices
 from align.ledger.sides import NO_RECORDS, Audited, audit_folder, audit_side
 from tests.unit.align.ledger import broken
@@ -232,3 +232,46 @@ def test_a_length_that_is_too_short_misleads_attention_although_every_row_is_rig
     assert finding.evidence["fault"] == "wrong_length"
     assert finding.evidence["harmed"] == {"r1": {"layer": 0, "position": 7}}
     assert finding.evidence["first_read"]["position"] == 7 and finding.evidence["first_read"]["step"] == 1
+
+
+def test_an_idle_forward_that_writes_a_live_slot_is_told_with_its_data_parallel_rank(tmp_path: Path) -> None:
+    """F04 on group 1; group 0, with requests of its own, is clean."""
+    one = launch([clean(), clean(), clean()])
+    other = launch([faulty("F04"), faulty("F04"), faulty("F04")])
+    idle = [
+        replace(
+            record, rank=1, dp_rank=1, spans=tuple(replace(span, kind="idle") if span.kind == "dummy" else span
+                                                   for span in record.spans)
+        )
+        for record in other.records
+    ]  # fmt: skip
+    found = audit_folder(leave_all(tmp_path, replace(one, records=(*one.records, *idle), ranks=(0, 1))), "trace")
+    assert found.groups == {0: 0, 1: 1}
+    (finding,) = found.findings("candidate")
+    assert (finding.path, finding.ranks, finding.evidence["fault"]) == ("A", (1,), "dummy_write")
+    assert finding.evidence["scope"]["dp_ranks"] == [1]
+    assert finding.evidence["what"].startswith("on data-parallel rank 1: the idle forward after step")
+    assert finding.evidence["victim"]["request"] == "r0"
+
+
+def test_one_group_is_not_named() -> None:
+    found = audit_side(launch([faulty("F04"), faulty("F04"), faulty("F04")]), "trace")
+    (finding,) = found.findings("candidate")
+    assert found.groups == {} and "dp_ranks" not in finding.evidence["scope"]
+    assert "data-parallel" not in finding.evidence["what"]
+
+
+def leave_all(folder: Path, records: Records) -> Path:
+    leave(folder, records)
+    return folder
+
+
+def test_tokens_of_groups_lie_beside_each_other(tmp_path: Path) -> None:
+    write_run(tmp_path, 1, "trace", {"a": [1, 2]})
+    write_run(tmp_path, 1, "trace", {"b": [3]}, dp_rank=1)
+    leave(tmp_path, replace(launch([clean()], ("",)), runs=()))
+    found = read_records(tmp_path)
+    assert found is not None
+    assert sorted((run.number, run.recording, dict(run.tokens).popitem()) for run in found.runs) == [
+        (1, "trace", ("a", (1, 2))), (1, "trace", ("b", (3,))),
+    ]  # fmt: skip

@@ -20,6 +20,7 @@ from align.models.files import read_prompts
 WEIGHTS_SHA256 = "174ea18ae05106c39393736e40e81a74d18bc6bff43a887689ea304cf446883f"
 CONFIG_SHA256 = "e87e4b87f2684cc046eb82710fb1f961ba7f3158d1c28358c3cd5e60f882e4d8"
 TOKENIZER_SHA256 = "6be212fd9b7264a825422dbb5828b0494e04b1cec42c159451d6a34bf6dd0063"
+MQA_SHA256 = "04c6318a02a00ad1c73c2fcfb8e84832d82a27f85359bf6f6dfa3cd1fb5c9d96"
 FIRST_PROMPTS = ((623,), (752, 26, 598, 428, 509, 149, 128))
 
 
@@ -149,3 +150,15 @@ def test_files_are_json_for_people(checkpoint: Path) -> None:
         "tokenizer.json",
         "tokenizer_config.json",
     }
+
+
+def test_one_key_value_head_and_a_vocabulary_that_is_padded(tmp_path: Path) -> None:
+    qwen3.build_mqa(tmp_path, lambda line: None)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["num_key_value_heads"], config["vocab_size"]) == (1, 1000)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert stored["model.layers.3.self_attn.k_proj.weight"].shape == (128, 256)
+    assert stored["lm_head.weight"].shape == stored["model.embed_tokens.weight"].shape == (1000, 256)
+    assert digest(tmp_path / "model.safetensors") == MQA_SHA256
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert max(tokenizer["model"]["vocab"].values()) == 999

@@ -218,7 +218,7 @@ def test_a_window_needs_only_the_keys_inside_it(tmp_path: Path) -> None:
 def test_a_window_that_may_or_may_not_apply_judges_the_rows_before_it(tmp_path: Path) -> None:
     trace, model = side(tmp_path, DenseEngine())
     manifest = json.loads((trace.directory / MANIFEST).read_text())
-    manifest["model"] |= {"architectures": ["MistralForCausalLM"], "sliding_window": 6}
+    manifest["model"] |= {"architectures": ["Phi3ForCausalLM"], "sliding_window": 6}
     (trace.directory / MANIFEST).write_text(json.dumps(manifest))
     oracle = Oracle(Trace(trace.directory), model, structure=DenseEngine().structure)
     (found,) = oracle.judge(["layers.0.attn.out"])

@@ -29,19 +29,23 @@ SIZES: dict[str, Any] = {
     "norm_topk_prob": True,
 }
 STRUCTURE = Structure(
-    tags=("all", "gqa", "moe", "shared_experts"),
+    tags=("all", "gqa", "moe", "shared_experts", "gated_shared_experts"),
     layers=1,
     hidden=32,
     heads=2,
     kv_heads=2,
     head_dim=16,
-    intermediate=24,
+    intermediate=16,
+    experts=8,
+    topk=2,
+    shared=24,
     vocab=8,
     eps=1e-6,
     rope={"rope_theta": 1e4},
     scale=0.25,
 )
-NAMES = [f"layers.0.moe.{one}" for one in ("router_logits", "topk_ids", "topk_weights", "shared", "routed", "out")]
+_KINDS = ("router_logits", "topk_ids", "topk_weights", "shared_gate", "shared", "routed", "out")
+NAMES = [f"layers.0.moe.{one}" for one in _KINDS]
 ROWS = 24
 
 
@@ -75,8 +79,13 @@ def record(folder: Path, module: Any, wrong: str = "") -> Trace:
     with torch.no_grad():
         logits = torch.nn.functional.linear(x, module.gate.weight)
         _, weights, ids = module.gate(x)
+        used, scores = ids.clone(), logits.float().softmax(-1)
+        if wrong == "replayed":  # the other side's choice was used for one token
+            used[5] = torch.tensor([one for one in range(8) if one not in ids[5]][: ids.shape[1]])
+            weights[5] = (scores[5, used[5]] / scores[5, used[5]].sum()).to(weights.dtype)
+        ids, own = used, ids
         routed = module.experts(x, ids, weights)
-        shared = torch.sigmoid(module.shared_expert_gate(x)) * module.shared_expert(x)
+        gate, shared = module.shared_expert_gate(x), module.shared_expert(x)
     by_expert = torch.zeros(ROWS, 8).scatter_(1, ids, weights.float())
     if wrong == "ids":
         ids = (ids + 1) % 8
@@ -89,10 +98,13 @@ def record(folder: Path, module: Any, wrong: str = "") -> Trace:
         "layers.0.moe.router_logits": logits,
         "layers.0.moe.topk_ids": ids,
         "layers.0.moe.topk_weights": by_expert,
+        "layers.0.moe.shared_gate": gate,
         "layers.0.moe.shared": shared,
         "layers.0.moe.routed": routed,
-        "layers.0.moe.out": routed + shared,
+        "layers.0.moe.out": routed + torch.sigmoid(gate) * shared,
     }
+    if wrong == "replayed":
+        values["layers.0.moe.topk_ids"], values["layers.0.moe.topk_ids#used"] = own, used
     writer = TraceWriter(folder, 0)
     writer.write_step(StepEntry(step=0, phase="prefill", rows=(RowSpan("a", 0, ROWS),)), values)
     writer.close()
@@ -111,7 +123,7 @@ def test_right_experts_are_within(tmp_path: Path) -> None:
     results = judged(tmp_path)
     assert {name: result.verdict for name, result in results.items()} == dict.fromkeys(results, "within")
     assert [result.operator for result in results.values()] == [
-        "linear", "topk_ids", "topk_weights", "gated_mlp", "expert_mix", "add",
+        "linear", "topk_ids", "topk_weights", "linear", "gated_mlp", "expert_mix", "gated_add",
     ]  # fmt: skip
     assert all(result.rows == ROWS and result.complete for result in results.values())
     assert results["topk_ids"].bit_equal
@@ -130,6 +142,13 @@ def test_a_wrong_choice_and_wrong_weights(tmp_path: Path, wrong: str, accused: s
     if wrong == "ids":
         assert "one that was left out beats it by" in results["topk_ids"].why
         assert results["topk_ids"].worst is not None
+
+
+def test_where_the_routing_was_replayed_experts_are_those_that_were_used(tmp_path: Path) -> None:
+    """The router's own choice is judged by itself."""
+    results = judged(tmp_path, "replayed")
+    assert {name: result.verdict for name, result in results.items()} == dict.fromkeys(results, "within")
+    assert results["topk_ids"].bit_equal
 
 
 def test_tokens_of_another_expert_are_found(tmp_path: Path) -> None:

@@ -48,9 +48,11 @@ def test_windows_are_those_of_qwen2(more: dict[str, Any]) -> None:
 
 
 def test_a_window_that_the_file_leaves_open_is_not_certain() -> None:
-    found = facts(architectures=["MistralForCausalLM"], sliding_window=8).windows[0]
+    found = facts(architectures=["Phi3ForCausalLM"], sliding_window=8).windows[0]
     assert found.size == 8 and "does not say for which layers" in found.why
     assert facts(architectures=["LlamaForCausalLM"], sliding_window=8).windows[0] == Window()
+    assert set(facts(architectures=["MistralForCausalLM"], sliding_window=8).windows) == {Window(8)}
+    assert set(facts(architectures=["MistralForCausalLM"], sliding_window=None).windows) == {Window()}
     mixed = facts(architectures=["XForCausalLM"], sliding_window=8, layer_types=["full_attention", "chunked_attention"])
     assert mixed.windows[0] == Window()
     assert mixed.windows[1].why == "attention of type chunked_attention is not recomputed"

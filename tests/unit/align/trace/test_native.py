@@ -56,7 +56,8 @@ def test_both_engines_fuse_their_projections(engine: str) -> None:
     assert forms.fusions == {"attn.qkv": ("attn.q", "attn.k", "attn.v"), "mlp.gate_up": ("mlp.gate", "mlp.up")}
     taps = {tap.checkpoint for tap in load_taps(engine)}
     assert forms.transforms.keys() | forms.canonical.keys() == taps, "each has a form or a reason"
-    assert set(forms.canonical) == {"attn.kv_start_indices", "block_tables"}
+    # Indices that both allocate for themselves, and what is keyed by expert and sorted.
+    assert set(forms.canonical) == {"attn.kv_start_indices", "block_tables", "moe.topk_ids", "moe.topk_weights"}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -100,7 +101,9 @@ def test_the_shapes_of_lmdeploy(tmp_path: Path) -> None:
     assert not {name for name in written if "attn_q_output" in name or "mlp_up_" in name}, "q is in qkv"
     index = json.loads((tmp_path / "pt" / INDEX).read_text())
     assert index["native"]["engine"] == "lmdeploy"
-    assert index["native"]["dims"] == {"0": {"heads": 4, "kv_heads": 2, "head_dim": 4, "intermediate": 24}}
+    assert index["native"]["dims"] == {
+        "0": {"heads": 4, "kv_heads": 2, "head_dim": 4, "intermediate": 24, "experts": 0, "topk": 0}
+    }
     assert list(index["native"]["canonical"]) == ["attn.kv_start_indices"]
 
 

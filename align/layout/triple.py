@@ -1,4 +1,4 @@
-"""How a model is spread over devices: one (tp, dp, ep) triple, and the two engines' spellings of it.
+"""How a model is spread over devices: one (tp, dp, ep) triple.
 
 ``tp`` is the attention tensor-parallel size inside one data-parallel group, ``dp`` the number of groups and
 ``ep`` the expert-parallel size: 1 (experts are split like dense layers) or the whole world ``tp * dp``.
@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,15 @@ class Layout:
     def __str__(self) -> str:
         return f"tp{self.tp} dp{self.dp} ep{self.ep}"
 
+    @property
+    def name(self) -> str:
+        """For a directory: ``tp2_dp1_ep1``."""
+        return str(self).replace(" ", "_")
+
+    def within(self, other: Layout) -> bool:
+        """Whether no dimension is larger than the other's: the simpler of the two, or the same."""
+        return self.tp <= other.tp and self.dp <= other.dp and self.ep <= other.ep
+
     def check_model(self, config: Mapping[str, Any]) -> None:
         """Check the layout against a parsed ``config.json``.
 
@@ -74,20 +84,22 @@ class Layout:
             )
 
 
-def engine_flags(layout: Layout, engine: str) -> tuple[str, ...]:
-    """Command-line flags by which ``engine`` is asked for ``layout``.
+_SIZE = re.compile(r"(tp|dp|ep)\s*=?\s*(\d+)\s*")
 
-    lmdeploy counts the data-parallel groups inside its ``--tp`` unless experts are parallel; vllm counts them
-    apart.
+
+def parse_layout(text: str) -> Layout:
+    """``tp2 dp2``, in any order; what is not named is 1.
 
     Raises:
-        ValueError: the engine has no parallel layouts here.
+        ValueError: the text is no layout, names a dimension twice, or breaks a rule of a triple.
     """
-    if engine == "lmdeploy":
-        if layout.ep == 1:
-            return ("--tp", str(layout.world), "--dp", str(layout.dp))
-        return ("--tp", str(layout.tp), "--dp", str(layout.dp), "--ep", str(layout.ep))
-    if engine == "vllm":
-        flags = ("--tensor-parallel-size", str(layout.tp), "--data-parallel-size", str(layout.dp))
-        return (*flags, "--enable-expert-parallel") if layout.ep > 1 else flags
-    raise ValueError(f"engine {engine!r} takes no layout; valid: lmdeploy, vllm")
+    rest, sizes = text.strip().lower(), {}
+    while rest:
+        found = _SIZE.match(rest)
+        if found is None or found[1] in sizes:
+            raise ValueError(f"{text.strip()!r} is no layout; valid: tp2, tp2 dp2, tp2 dp2 ep4, …")
+        sizes[found[1]] = int(found[2])
+        rest = rest[found.end() :]
+    if not sizes:
+        raise ValueError("a layout is empty; valid: tp2, tp2 dp2, tp2 dp2 ep4, …")
+    return Layout(**sizes)

@@ -1,0 +1,35 @@
+"""Findings of path C say which functions of the accused side talk to other ranks, with their live lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from align.compare.rows import Recorded
+from align.findings import Finding
+
+#: Name of the workers' observation, see :mod:`adapters.probe.parallel_code`.
+FACT = "parallel_code"
+_WHAT = "distributed code"
+
+
+def with_parallel_code(findings: Sequence[Finding], traces: Mapping[str, Recorded]) -> list[Finding]:
+    """The findings; those of path C have more to read in ``evidence["read"]``, of the accused side or of both."""
+    places = {side: _places(trace.manifest) for side, trace in traces.items()}
+    return [_with_places(one, places) if one.path == "C" else one for one in findings]
+
+
+def _with_places(finding: Finding, places: Mapping[str, list[str]]) -> Finding:
+    read: dict[str, list[dict[str, str]]] = {
+        side: list(entries) for side, entries in (finding.evidence.get("read") or {}).items()
+    }
+    for side, found in places.items():
+        if found and finding.side in (side, None):
+            read[side] = [*read.get(side, []), *({"what": _WHAT, "place": place} for place in found)]
+    return replace(finding, evidence={**finding.evidence, "read": read}) if read else finding
+
+
+def _places(manifest: Mapping[str, Any]) -> list[str]:
+    found = [one for one in manifest.get("observations", ()) if one.get("name") == FACT and one.get("value")]
+    return [str(place) for place in found[-1]["value"]] if found else []
