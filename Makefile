@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help align doctor env path test lint unit integration extended format clean-env
+.PHONY: help align isolate drill doctor env path test lint unit integration extended format clean-env
 
 ifndef PYTHON
 PYTHON := $(shell command -v python3.11 || command -v python3 || echo python3)
@@ -20,7 +20,7 @@ given = $(if $(filter command,$(firstword $(origin $(1)))),yes,$(if $(filter env
 option = $(if $(call given,$(1)),$(2)=$(call q,$(value $(1))))
 
 # A variable that was misspelt would be ignored, and the run would be another than the one that was meant.
-VARIABLES = MODEL PROMPTS CASE DEVICE DTYPE TP DP EP MAX_NEW OUT LADDER ARGS
+VARIABLES = MODEL PROMPTS CASE DEVICE DTYPE TP DP EP MIN_TP LAYOUTS MAX_NEW OUT LADDER FA ARGS
 VARIABLES += PYTHON ALIGN_HOME LMDEPLOY_PYTHON VLLM_PYTHON RAY_ADDRESS
 TYPED = $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 UNKNOWN := $(firstword $(filter-out $(VARIABLES) PIP_% SHELL,$(TYPED)))
@@ -40,9 +40,14 @@ OPTIONS = $(strip \
   $(call option,TP,--tp) \
   $(call option,DP,--dp) \
   $(call option,EP,--ep) \
+  $(call option,MIN_TP,--min-tp) \
+  $(call option,LAYOUTS,--layouts) \
   $(call option,MAX_NEW,--max-new-tokens) \
-  $(call option,OUT,--out) \
-  $(if $(filter-out 0 no off false,$(value LADDER)),--ladder))
+  $(call option,OUT,--out))
+# Arguments of attention are recorded unless FA says no.
+FA_OFF = $(if $(filter 0 no off false,$(value FA)),--no-fa)
+# By itself a ladder starts where a parallel layout diverges.
+CLIMB = $(if $(value LADDER),$(if $(filter-out 0 no off false,$(value LADDER)),--ladder,--no-ladder))
 
 NO_PYTHON = there is no $(PYTHON): install Python 3.11 or name one: PYTHON=/path/to/python3.11 make env
 BOOTSTRAP = $(if $(shell command -v $(call q,$(PYTHON))),,$(error $(NO_PYTHON)))$(call q,$(PYTHON)) -m envs.bootstrap
@@ -62,18 +67,25 @@ help:
 	@echo '                         DEVICE   simnpu (simulated NPU, default) or ascend'
 	@echo '                         DTYPE    bfloat16 (default) or float16'
 	@echo '                         TP DP EP layout;  MAX_NEW tokens to generate;  OUT directory of the run'
-	@echo '                         LADDER=1 from the simplest layout up to the asked one (not in this version yet)'
+	@echo '                         LADDER=1 also simpler layouts, to say which dimension is wrong; LADDER=0 never'
+	@echo '                                  (by itself when a parallel layout diverges)'
+	@echo '                         FA=0     do not record and check the arguments of attention and cache operators'
 	@echo '                         ARGS     anything else for the command, as typed: ARGS="--debug"'
 	@echo '                                  ARGS="--patch candidate=fix.py", ARGS="--no-tensors"'
 	@echo '                         On Ascend name the interpreters: LMDEPLOY_PYTHON=/path VLLM_PYTHON=/path'
+	@echo 'make isolate MODEL=… TP=2 DP= EP=   the same with LADDER=1: TP, DP, EP or none of them introduces it'
+	@echo '                         MIN_TP   where it begins (the smallest TP that fits the device)'
+	@echo '                         LAYOUTS  any others instead: LAYOUTS="tp1, tp2, tp2 dp2"'
+	@echo 'make drill               known faults in real runs, and what is said of each (hours; ARGS=--quick: minutes)'
 	@echo 'make test                environments, lint, types, unit and integration tests'
 	@echo 'make lint | unit | integration | format'
 	@echo 'make extended            the integration tests that make test leaves out (two and a half hours; a part: ARGS="-k silence")'
 	@echo 'make doctor              say what is missing on this machine, and the command that mends it (DEVICE=ascend)'
 	@echo 'make env                 build the environments now (align and test do it when needed)'
 	@echo 'make path                print the path of the align command of this checkout, for its other commands:'
-	@echo '                         runs, resume, replay, capture (one engine alone), compare (two traces), next,'
-	@echo '                         export, taps, report, explain, golden, calibrate, schema, doctor, env'
+	@echo '                         runs, resume, replay, reduce, capture (one engine alone), compare (two traces), next,'
+	@echo '                         export, taps, report, checklist, explain, golden, calibrate, drill, schema, fa,'
+	@echo '                         doctor, env'
 	@echo 'make clean-env           remove the environments'
 	@echo
 	@echo 'ALIGN_HOME   where environments and models are kept (default: ~/.cache/align)'
@@ -83,7 +95,14 @@ help:
 	@echo 'for the exact one:  "$$(make -s path)" run --model qwen3'
 
 align:
-	@$(call WITH_DRIVER,$(ENVIRONMENTS)) && $(DRIVER) align run $(OPTIONS) $(value ARGS)
+	@$(call WITH_DRIVER,$(ENVIRONMENTS)) && $(DRIVER) align run $(OPTIONS) $(CLIMB) $(FA_OFF) $(value ARGS)
+
+isolate:
+	@$(call WITH_DRIVER,$(ENVIRONMENTS)) && $(DRIVER) align isolate $(OPTIONS) $(FA_OFF) $(value ARGS)
+
+drill:
+	@$(call WITH_DRIVER,$(ENVIRONMENTS)) && $(DRIVER) align drill $(call option,MODEL,--model) \
+		$(call option,DEVICE,--device) $(call option,OUT,--out) $(value ARGS)
 
 doctor:
 	@$(call WITH_DRIVER,driver) && $(DRIVER) align doctor $(call option,DEVICE,--device) $(value ARGS)
@@ -102,7 +121,7 @@ format:
 	@$(call WITH_DRIVER,driver) && $(DRIVER) ruff format . && $(DRIVER) ruff check --fix .
 
 unit:
-	@$(call TESTS,driver) && $(DRIVER) pytest tests/unit $(value ARGS)
+	@$(call TESTS,driver) && $(DRIVER) pytest tests/unit -n auto --dist loadfile $(value ARGS)
 
 integration:
 	@$(call TESTS,all) && $(DRIVER) pytest tests/integration -m 'not extended' $(value ARGS)

@@ -15,11 +15,13 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from adapters.probe.spec import CaptureSpec
 from align.case.schema import Case, CaseRequest
 from align.ledger.record.files import FOLDER, read_records
 from align.ledger.sides import audit_side
+from align.models.info import ModelInfo
 from align.run.cluster import Cluster
 from align.run.plan import engine_spec, forced_along
 from align.run.side import Limits, Side
@@ -37,6 +39,23 @@ def eight(case: Case) -> Case:
     return with_requests(case, [*case.requests, *more][:REQUESTS])
 
 
+def both(stack: ExitStack, engine: str, case: Case, info: ModelInfo, switch: str) -> tuple[Path, dict[bool, Side]]:
+    """An engine without and with what a switch of its spec turns on, each in a directory named after the switch."""
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    hosts = stack.enter_context(Cluster())
+    sides: dict[bool, Side] = {}
+    for on in (False, True):
+        place = directory / f"{switch}{on:d}"
+        side = sides[on] = Side(
+            hosts, "candidate", resolve("simnpu", engine), place, Limits(), lambda *_: None, threading.Event()
+        )
+        spec = engine_spec(case, info, engine=engine, role="candidate", device="simnpu", work_dir=place)
+        changed: dict[str, Any] = {switch: on}
+        side.launch(replace(spec, **changed))
+        stack.callback(side.close)
+    return directory, sides
+
+
 def main() -> None:
     model = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
     engine = sys.argv[2] if len(sys.argv) > 2 else "lmdeploy"
@@ -46,17 +65,7 @@ def main() -> None:
     requests = case.to_requests(info.eos_ids)
     seconds: dict[tuple[bool, bool], list[float]] = {(mode, audit): [] for mode in MODES for audit in (False, True)}
     with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        hosts = stack.enter_context(Cluster())
-        sides: dict[bool, Side] = {}
-        for audit in (False, True):
-            place = directory / f"audit{audit:d}"
-            side = sides[audit] = Side(
-                hosts, "candidate", resolve("simnpu", engine), place, Limits(), lambda *_: None, threading.Event()
-            )
-            spec = engine_spec(case, info, engine=engine, role="candidate", device="simnpu", work_dir=place)
-            side.launch(replace(spec, audit=audit))
-            stack.callback(side.close)
+        directory, sides = both(stack, engine, case, info, "audit")
         free = {audit: side.generate(requests, 5) for audit, side in sides.items()}
         same = free[False].generations == free[True].generations
         forced = forced_along(requests, free[False].generations)

@@ -52,6 +52,30 @@ def after_load(ctx):
     ctx.model.model.layers[2].mlp.down_proj.weight.data[5] *= 1.02
 """
 
+#: Under tensor parallelism alone: one rank puts a part that is too large into a reduce.
+_PART_OF_A_RANK = """
+def apply(ctx):
+    pass
+
+
+def after_load(ctx):
+    if ctx.layout[0] == 1:
+        return
+    import torch.distributed as dist
+
+    linear = ctx.model.model.layers[1].mlp.down_proj.impl
+    original = linear.forward
+
+    def forward(x, weight, bias=None, all_reduce=False, group=None, *args, **kwargs):
+        out = original(x, weight, bias, False)
+        if ctx.tp_rank == 1:
+            out *= 1.05
+        dist.all_reduce(out, group=group)
+        return out
+
+    ctx.replace(linear, "forward", forward)
+"""
+
 _HOST_ROPE = """
 def apply(ctx):
     from lmdeploy.pytorch.backends.dlinfer.rotary_embedding import DlinferRotaryEmbeddingImpl as rotary
@@ -248,6 +272,7 @@ FAULTS = {
     "weight_row_2_17": rows(_WEIGHT_ROWS, [41], 1.02, 17),
     "swap": _SWAP,
     "norm": _NORM,
+    "part_of_a_rank": _PART_OF_A_RANK,
     "row": _ROW,
     "host_rope": _HOST_ROPE,
     "host_activation": _HOST_ACTIVATION,

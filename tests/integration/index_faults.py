@@ -219,6 +219,7 @@ INDEX_FAULTS: dict[str, IndexFault] = {
         _CHUNKS,
         ("chunked_prefill",),
     ),
+    "reader_blocks": IndexFault(reads.READER_BLOCKS, both("reader_block_size", ("a", 13), ("a", 13), 1)),
     "queries_swapped": IndexFault(reads.QUERIES_SWAPPED, both("wrong_q_len", ("a", 12), ("a", 12), 0)),
     "longest_doubled": IndexFault(reads.LONGEST_DOUBLED, _SILENT),
     "table_tail": IndexFault(reads.TABLE_TAIL, _SILENT),

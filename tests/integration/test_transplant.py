@@ -91,7 +91,7 @@ def test_under_other_rounding(fault: str, side: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("side", SIDES)
 def test_each_rank_replaces_its_part(side: str, tmp_path: Path) -> None:
     wrong = ("layers.1.mlp.up", "layers.2.attn.out")
-    found = confirmed(tmp_path / "out", "norm", side, "--tp", "2", wrong=wrong)
+    found = confirmed(tmp_path / "out", "norm", side, "--tp", "2", "--no-ladder", wrong=wrong)
     true = found[ORIGIN["norm"]]
     assert (true["verdict"], true["ranks"]) == ("confirmed", 2), true["why"]
     assert true["readings"][0]["output"] == 0.0
