@@ -15,7 +15,7 @@ from align.collectives.order import order_finding
 from align.collectives.record.mismatch import Mismatch
 from align.collectives.record.types import OPERATIONS, CollectiveCall
 from align.collectives.relations import Judged, Key, judge_call, together
-from align.collectives.sequences import Group, mismatches, stands_before
+from align.collectives.sequences import Group, mismatches, stands_before, under_way
 from align.findings import Finding, told
 from align.sentences import said, text_of
 
@@ -137,7 +137,11 @@ def audit_calls(
     ranks: dict[tuple[str, tuple[int, ...]], set[int]] = defaultdict(set)
     reasons: Counter[str] = Counter()
     wrong = []
-    for key, calls in together(records).items():
+    paired = together(records)
+    cut = under_way(paired)
+    for key, calls in paired.items():
+        if key in cut:
+            continue
         one = _judged(key, calls, apart)
         kept = recorded is None or any(call.values or call.place.generation in recorded for call in calls.values())
         if one.verdict == "not observable" and stands_before(apart, next(iter(calls.values()))) and not kept:

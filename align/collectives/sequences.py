@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from align.collectives.record.mismatch import Mismatch, differences
 from align.collectives.record.types import CollectiveCall
+from align.collectives.relations import Key
 
 Group = tuple[tuple[int, ...], str]
 
@@ -61,6 +62,32 @@ def _first(
 
 def _when(call: CollectiveCall) -> tuple[int, int]:
     return call.place.generation, call.place.step
+
+
+def under_way(together: Mapping[Key, Mapping[int, CollectiveCall]]) -> set[Key]:
+    """Calls that were being made while the records were copied; they belong to no forward that was asked for.
+
+    Idle groups exchange what they have again and again until the engine ends, and the files of the ranks are copied
+    one after the other. So behind a group's last call that came back on every rank there may be some, outside of the
+    model's functions, that one rank has begun or ended and another has not. A call inside of the model is never one of
+    them, nor is one before which or behind which the group went on.
+
+    Args:
+        together: the calls of a group by rank, of all groups, see :func:`align.collectives.relations.together`.
+    """
+    found: set[Key] = set()
+    done: dict[Group, int] = {}
+    for key, calls in together.items():
+        if all(rank in calls and calls[rank].ended for rank in key.group):
+            group = key.group, key.group_name
+            done[group] = max(done.get(group, -1), key.in_group)
+    for key, calls in together.items():
+        last = done.get((key.group, key.group_name))
+        if last is None or key.in_group <= last:
+            continue
+        if not any(call.error or call.place.inside for call in calls.values()):
+            found.add(key)
+    return found
 
 
 def stands_before(apart: Mapping[Group, Mismatch], call: CollectiveCall) -> bool:

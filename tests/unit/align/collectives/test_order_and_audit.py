@@ -75,6 +75,38 @@ def test_a_rank_that_waits_is_not_accused_because_the_others_steps_are_further()
     assert mismatches({0: waits, 1: works}) == {}, "the third was not copied yet"
 
 
+def _gather(rank: int, at: int, **more: Any) -> CollectiveCall:
+    return call(rank, "all_gather", [(A, B)[rank]], [torch.cat([A, B])], at, **{"place": Place(3, 8), **more})
+
+
+@pytest.mark.parametrize("tail", ["not begun", "not ended"])
+def test_idle_calls_that_were_under_way_while_records_were_copied_are_left_out(tail: str) -> None:
+    rank0 = [_gather(0, at, ended=True) for at in range(3)]
+    rank1 = [_gather(1, at, ended=True) for at in range(2)]
+    if tail == "not ended":
+        rank1.append(_gather(1, 2, ended=False))
+    audited = audit_calls({0: rank0, 1: rank1})
+    assert [(row.operation, row.right, row.wrong, row.unseen) for row in audited.rows] == [("all_gather", 2, 0, 0)]
+    assert audited.unseen == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"place": Place(3, 8, inside=(O1,))}, {"error": "RuntimeError: lost"}],
+    ids=["inside of the model", "failed"],
+)
+def test_a_last_call_that_is_no_idle_one_stays_unseen(change: dict[str, Any]) -> None:
+    rank0 = [_gather(0, 0, ended=True), _gather(0, 1, ended=True, **change)]
+    audited = audit_calls({0: rank0, 1: [_gather(1, 0, ended=True)]})
+    assert [(row.right, row.unseen) for row in audited.rows] == [(1, 1)]
+
+
+def test_a_call_that_one_rank_lacks_before_others_that_all_made_stays_unseen() -> None:
+    rank0 = [_gather(0, at, ended=True) for at in range(3)]
+    audited = audit_calls({0: rank0, 1: [_gather(1, 0), _gather(1, 2)]})
+    assert [(row.right, row.unseen) for row in audited.rows] == [(2, 1)]
+
+
 def test_groups_are_independent_and_a_rank_without_records_is_not_accused() -> None:
     given = records(DOWN0)
     other = [call(rank, "barrier", group=(0, 2), group_name="dp") for rank in (0,)]
