@@ -284,6 +284,12 @@ class Routes:
         found = gather(self._traces[side], name, places) if places else None
         return None if found is None or len(found.rows) != len(rows) else found.tensor
 
+    def rows_of(self, chosen: Tensor) -> frozenset[tuple[str, int]]:
+        """Request and position of some paired rows; ``chosen``: bool ``[paired rows]``."""
+        return frozenset(
+            (row.key.request, row.key.position) for row, one in zip(self._rows, chosen.tolist(), strict=True) if one
+        )
+
     @property
     def routed(self) -> Routed | None:
         """As it is by now; ``None`` without near-ties."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from align.compare.pairing import Pairing, pair_rows
 from align.compare.policy import TensorPolicy
 from align.compare.routes import Flip, Routed, Routes, routers_told
 from align.compare.rows import CANDIDATE, REFERENCE, Recorded
+from align.compare.tokens import Mode
 from align.sentences import text_of
 
 __all__ = ["CheckpointComparison", "TensorComparison", "Verdict", "compare_traces", "ordered_names"]
@@ -44,6 +45,8 @@ class TensorComparison:
         notes: what could not be checked.
         flips: near-ties of routers.
         routing: what lies behind them, and whether it was compared; ``None`` if there are none.
+        flipped: by mode of the tokens, request and position of the rows that lie behind them: in a ``free`` run all,
+            in a ``replay`` those for which the sides used other experts, which were not compared.
     """
 
     policy: TensorPolicy
@@ -54,6 +57,7 @@ class TensorComparison:
     notes: tuple[str, ...] = ()
     flips: tuple[Flip, ...] = ()
     routing: Routed | None = None
+    flipped: Mapping[Mode, frozenset[tuple[str, int]]] = field(default_factory=dict)
 
     def get(self, name: str) -> CheckpointComparison | None:
         """One checkpoint, if it is there."""
@@ -130,6 +134,7 @@ def compare_traces(
         notes,
         tuple(routes.flips),
         routes.routed,
+        {"free": routes.rows_of(routes.reached), "replay": routes.rows_of(routes.behind)},
     )
 
 

@@ -270,7 +270,7 @@ def _verdict(candidate: str, reference: str, report: Report) -> str:
             requests = f"{count} request{'' if count == 1 else 's'}"
             return f"{pair} generate the same {tokens} greedy token{'' if tokens == 1 else 's'} for {requests}{tensors}"
         return (
-            f"{pair} differ at {len(ties)} of {tokens} greedy tokens, at each by a near-tie within the measured noise"
+            f"{pair} differ at {len(ties)} of {tokens} greedy tokens, at each by a near-tie"
             f"{tensors}"
         )
     replay = report.comparisons.get("replay")

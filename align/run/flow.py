@@ -12,6 +12,7 @@ from adapters.base import RunResult
 from adapters.probe.spec import CaptureSpec, TransplantSpec
 from align.case.schema import Case
 from align.checkpoints.table import Structure
+from align.compare.excused import behind_routers
 from align.compare.noise import NoisePolicy
 from align.compare.tokens import compare_tokens
 from align.conditions import refuse, with_configuration
@@ -343,6 +344,7 @@ class Flow:
                 index_faults(report.ledgers),
                 report.collectives,
             )
+            report.comparisons = behind_routers(report.comparisons, report.tensors.flipped)
             report.findings = with_configuration(report.findings, report.conditions)
             judge_recordings(report, traces)
 

@@ -15,6 +15,7 @@ from align.collectives.audit import Audited, with_records
 from align.collectives.explain import explained
 from align.compare.calls import with_calls
 from align.compare.coverage import percent_text
+from align.compare.excused import behind_routers
 from align.compare.flips import with_flips
 from align.compare.floor import FloorRule
 from align.compare.host import host_fallbacks
@@ -98,7 +99,7 @@ def judge_tensors(
             "record both sides with one case: align run, or align capture twice; name .pt files alike",
         )
     audits = {"candidate": candidate.manifest.get("weights", ()), "reference": reference.manifest.get("weights", ())}
-    differ = bool(comparisons) and tokens_verdict(comparisons) == "diverged"
+    differ = bool(comparisons) and tokens_verdict(behind_routers(comparisons, compared.flipped)) == "diverged"
     traces = {"candidate": candidate, "reference": reference}
     affected, unaffected, information = host_fallbacks(compared, traces)
     with one_thread():

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from align.calibrate.choose import NONE
 from align.case.schema import Case, parse_case
 from align.checkpoints.table import structure_of
+from align.compare.excused import behind_routers
 from align.compare.noise import NoisePolicy
 from align.compare.tokens import TokenComparison, compare_tokens
 from align.conditions import RUN, Condition, SideFacts, evaluate, refuse, with_configuration
@@ -164,6 +165,7 @@ class Offline:
                 index_faults(report.ledgers),
                 report.collectives,
             )
+        report.comparisons = behind_routers(report.comparisons, report.tensors.flipped)
         report.findings = with_configuration(report.findings, report.conditions)
         judge_recordings(report, traces)
         if report.findings:

@@ -104,6 +104,8 @@ def test_a_near_tie_is_listed_and_hides_what_it_reaches(tmp_path: Path) -> None:
     assert choice is not None and choice.verdict == "within"
     assert "r0 position 1 (step 0), layer 1: the candidate chose expert 3, the reference expert 2" in found.notes[0]
     assert "3 of 7 rows stand behind near-ties" in found.notes[1]
+    rows_behind = {("r0", 1), ("r0", 2), ("r0", 3)}
+    assert found.flipped == {"free": rows_behind, "replay": rows_behind}
 
 
 def test_another_request_is_still_compared(tmp_path: Path) -> None:
@@ -183,6 +185,7 @@ def test_a_replayed_choice_hides_nothing(tmp_path: Path) -> None:
     assert choice is not None and choice.verdict == "within"
     assert found.routing is not None
     assert (found.routing.replayed, found.routing.reached, found.routing.behind) == ("candidate", 3, 0)
+    assert found.flipped == {"free": {("r0", 1), ("r0", 2), ("r0", 3)}, "replay": frozenset()}
     assert "all of them are compared, because the candidate used the other side's experts" in found.notes[1]
     assert locate(found, {}, tokens_differ=False) == []
 
