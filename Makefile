@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help align isolate drill doctor env path test lint unit integration extended format clean-env
+.PHONY: help align isolate drill nightly doctor env path test lint unit integration extended format clean-env
 
 ifndef PYTHON
 PYTHON := $(shell command -v python3.11 || command -v python3 || echo python3)
@@ -20,7 +20,7 @@ given = $(if $(filter command,$(firstword $(origin $(1)))),yes,$(if $(filter env
 option = $(if $(call given,$(1)),$(2)=$(call q,$(value $(1))))
 
 # A variable that was misspelt would be ignored, and the run would be another than the one that was meant.
-VARIABLES = MODEL PROMPTS CASE DEVICE DTYPE TP DP EP MIN_TP LAYOUTS MAX_NEW OUT LADDER FA ARGS
+VARIABLES = MODEL PROMPTS CASE DEVICE DTYPE TP DP EP MIN_TP LAYOUTS MAX_NEW OUT LADDER FA PLAN ARGS
 VARIABLES += PYTHON ALIGN_HOME LMDEPLOY_PYTHON VLLM_PYTHON RAY_ADDRESS
 TYPED = $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 UNKNOWN := $(firstword $(filter-out $(VARIABLES) PIP_% SHELL,$(TYPED)))
@@ -77,6 +77,7 @@ help:
 	@echo '                         MIN_TP   where it begins (the smallest TP that fits the device)'
 	@echo '                         LAYOUTS  any others instead: LAYOUTS="tp1, tp2, tp2 dp2"'
 	@echo 'make drill               known faults in real runs, and what is said of each (hours; ARGS=--quick: minutes)'
+	@echo 'make nightly             a plan of cases, what is new since the last night; PLAN=plan.toml, ARGS="--fail-on any"'
 	@echo 'make test                environments, lint, types, unit and integration tests'
 	@echo 'make lint | unit | integration | format'
 	@echo 'make extended            the integration tests that make test leaves out (two and a half hours; a part: ARGS="-k silence")'
@@ -84,7 +85,7 @@ help:
 	@echo 'make env                 build the environments now (align and test do it when needed)'
 	@echo 'make path                print the path of the align command of this checkout, for its other commands:'
 	@echo '                         runs, resume, replay, reduce, capture (one engine alone), compare (two traces), next,'
-	@echo '                         export, taps, report, checklist, explain, golden, calibrate, drill, schema, fa,'
+	@echo '                         diff, export, taps, report, checklist, explain, golden, calibrate, drill, schema, fa,'
 	@echo '                         doctor, env'
 	@echo 'make clean-env           remove the environments'
 	@echo
@@ -102,6 +103,10 @@ isolate:
 
 drill:
 	@$(call WITH_DRIVER,$(ENVIRONMENTS)) && $(DRIVER) align drill $(call option,MODEL,--model) \
+		$(call option,DEVICE,--device) $(call option,OUT,--out) $(value ARGS)
+
+nightly:
+	@$(call WITH_DRIVER,$(ENVIRONMENTS)) && $(DRIVER) align nightly $(if $(call given,PLAN),$(call q,$(value PLAN))) \
 		$(call option,DEVICE,--device) $(call option,OUT,--out) $(value ARGS)
 
 doctor:

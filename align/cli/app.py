@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
-from align.cli import again, commands, drill_command, earlier, fa, floors, isolate, machine, reading
+from align.cli import again, commands, drill_command, earlier, fa, floors, history, isolate, machine, reading
 from align.cli.errors import EXIT_INTERRUPTED, guarded, say_error, say_stopped
 from align.cli.output import asked_in, print_error
 from align.errors import EXIT_NOT_COMPARABLE, UserError
@@ -84,6 +84,8 @@ app.add_typer(fa.fa_app, name="fa", cls=_Group)
 app.command("golden")(floors.golden_command)
 app.command("calibrate")(floors.calibrate_command)
 app.command("drill")(drill_command.drill_command)
+app.command("diff")(history.diff_command)
+app.command("nightly")(history.nightly_command)
 
 
 def main() -> None:

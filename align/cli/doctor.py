@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from align.cli.options import check_supported
 from align.cli.output import columns, print_json
 from align.doctor.examine import examine
 from align.doctor.types import Check, Machine, Needs, State
-from align.errors import EXIT_ALIGNED, EXIT_NOT_COMPARABLE, UserError
-from envs.profiles import PROFILES
+from align.errors import EXIT_ALIGNED, EXIT_NOT_COMPARABLE
 
 _COLUMNS = ("check", "state", "found", "mend")
 _STYLES: dict[State, str] = {"ok": "green", "missing": "bold red", "warning": "yellow", "unknown": "magenta"}
@@ -30,9 +30,7 @@ def execute(device: str, json: bool) -> int:
     Raises:
         UserError: a device that is not known or not supported.
     """
-    known = [profile.name for profile in PROFILES.values() if profile.find is not None]
-    if device not in known:
-        raise UserError(f"the device {device!r} is not known or not supported", f"use one of: {', '.join(known)}")
+    check_supported(device)
     needs = Needs()
     found = examine(Machine(device=device), needs)
     if json:

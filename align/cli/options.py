@@ -18,7 +18,7 @@ from align.errors import UserError
 from align.run.directory import CASE
 from align.run.plan import SIMULATED, SideExtras
 from align.run.recording import DEFAULT_BUDGET_MB, kept
-from envs.profiles import Interpreter, resolve
+from envs.profiles import PROFILES, Interpreter, resolve
 
 NUMERICS = ("native", "fp32-internal")
 POLICIES = ("derived", "seed")
@@ -157,6 +157,17 @@ def _set(options: dict[str, Any], name: str, value: str, text: str) -> None:
         options[name] = json.loads(value)
     except ValueError:
         options[name] = value
+
+
+def check_supported(device: str) -> None:
+    """``--device``, before anything is started.
+
+    Raises:
+        UserError: a device that is not known or not supported.
+    """
+    known = [profile.name for profile in PROFILES.values() if profile.find is not None]
+    if device not in known:
+        raise UserError(f"the device {device!r} is not known or not supported", f"use one of: {', '.join(known)}")
 
 
 def interpreters_for(

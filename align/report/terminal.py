@@ -269,10 +269,7 @@ def _verdict(candidate: str, reference: str, report: Report) -> str:
             count = len(free.requests)
             requests = f"{count} request{'' if count == 1 else 's'}"
             return f"{pair} generate the same {tokens} greedy token{'' if tokens == 1 else 's'} for {requests}{tensors}"
-        return (
-            f"{pair} differ at {len(ties)} of {tokens} greedy tokens, at each by a near-tie"
-            f"{tensors}"
-        )
+        return f"{pair} differ at {len(ties)} of {tokens} greedy tokens, at each by a near-tie{tensors}"
     replay = report.comparisons.get("replay")
     difference = (replay.first if replay is not None else None) or free.first
     assert difference is not None, "a diverged comparison has a first difference"

@@ -1,0 +1,1 @@
+"""What changes from run to run: two results side by side, and nights of many cases in one store."""
