@@ -68,7 +68,7 @@ def _killed(plan: Path, out: Path, seconds: float) -> int:
     command.send_signal(signal.SIGKILL)
     command.wait()
     assert children, "a case was running"
-    gone, alive = psutil.wait_procs(children, timeout=100)
+    _gone, alive = psutil.wait_procs(children, timeout=100)
     assert not alive, "what it had started ends with it"
     return len(_outcomes(out)) - done
 

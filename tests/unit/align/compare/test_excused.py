@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import nan
 
 from align.compare.excused import behind_routers
-from align.compare.tokens import TokenComparison, compare_tokens
+from align.compare.tokens import Mode, TokenComparison, compare_tokens
 from tests.unit.align.compare.test_tokens import POLICY, SURE, Top, run
 
 #: Prefers another id, by far.
@@ -37,7 +37,8 @@ def test_the_token_of_a_hidden_row_is_a_near_tie() -> None:
 
 def test_tokens_of_other_rows_and_modes_stay() -> None:
     given = {"replay": replay()}
-    for flipped in ({}, {"replay": {("r0", 8), ("r0", 6), ("r1", 7)}}, {"free": {ROW}}):
+    none: dict[Mode, set[tuple[str, int]]] = {}
+    for flipped in (none, {**none, "replay": {("r0", 8), ("r0", 6), ("r1", 7)}}, {**none, "free": {ROW}}):
         assert behind_routers(given, flipped) == given
     assert given["replay"].verdict == "diverged"
 
