@@ -77,7 +77,7 @@ def test_experts_on_the_ranks_of_two_groups_align(tmp_path: Path) -> None:
 @pytest.mark.extended
 @pytest.mark.parametrize(
     ("model", "layout"),
-    [("qwen3-moe", ("--tp", "2")), ("qwen2-moe", ("--tp", "2"))],
+    [("qwen3-moe", ("--tp", "2")), ("qwen3-moe", ("--dp", "2")), ("qwen2-moe", ("--tp", "2"))],
 )
 def test_experts_on_several_ranks_align(model: str, layout: tuple[str, ...], tmp_path: Path) -> None:
     code, result, output = run(tmp_path, "--model", model, *layout, "--no-ladder")

@@ -76,3 +76,12 @@ def test_a_clean_engine_agrees_with_itself_at_one_rank(side: str, tmp_path: Path
     conditions = {one["name"]: one for one in result["conditions"]}
     assert conditions["tp"]["observed"] == {"candidate": 2, "reference": 1}
     assert conditions["tp"]["verdict"] == "ok"
+
+
+def test_a_model_with_experts_is_aligned_on_every_rung(tmp_path: Path) -> None:
+    """One rank, then two groups that gather their tokens, then two that send them to each other's experts."""
+    out = tmp_path / "run"
+    result = walked("run", out, "--model", "qwen3-moe", "--dp", "2", "--ep", "2", "--ladder", code=0)
+    rungs = ("tp1 dp1 ep1", "tp1 dp2 ep1", "tp1 dp2 ep2")
+    assert verdicts(result) == [(layout, "aligned") for layout in rungs]
+    assert result["ladder"]["conclusion"]["state"] == "nothing"
