@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import lru_cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from align.drill.campaign import (
     REPORT,
     SUMMARY,
     Journal,
-    by_setting,
+    Work,
+    by_launch,
     check_same,
     control_settings,
     controls,
@@ -53,6 +54,7 @@ class DrillSettings:
     seed: int
     trials: int
     controls: int
+    clean: Sequence[str]
     sweep: bool
     quick: bool
     only: Sequence[str]
@@ -76,7 +78,8 @@ def execute(settings: DrillSettings) -> int:
     if settings.list:
         return _list(faults, settings)
     console = screen(settings.quiet, settings.json)
-    info = resolve_model(settings.model, console.say)
+    infos = lru_cache(maxsize=None)(partial(resolve_model, say=console.say))
+    info = infos(settings.model)
     engines: dict[str, str] = dict(zip(SIDES, ENGINES, strict=True))
     work = _planned(settings, faults, engines)
     out = (settings.out or align_home() / "drills" / f"{info.name}-{settings.seed}").absolute()
@@ -93,6 +96,7 @@ def execute(settings: DrillSettings) -> int:
             "seed": settings.seed,
             "trials": [trial.to_dict() for _, trial in work],
             "sweep": settings.sweep,
+            "clean": {name: infos(name).fingerprint for name in settings.clean},
         },
     )
     journal = Journal(out)
@@ -101,7 +105,7 @@ def execute(settings: DrillSettings) -> int:
         console.say(f"{len(work) - len(left)} of {len(work)} trials are done already: {out / PLAN}")
     executor = Executor(
         {fault.name: fault for fault in faults},
-        info,
+        infos,
         ENGINES,
         _fresh(out),
         lambda case, extras: interpreters_for(case, settings.device, extras),
@@ -109,12 +113,13 @@ def execute(settings: DrillSettings) -> int:
         console.say,
     )
     count = _Count(len(work), len(work) - len(left), console)
-    for setting, trials in by_setting(left).items():
-        executor.run(setting, trials, lambda told: _keep(journal, told, count))
+    for launch, part in by_launch(left).items():
+        executor.run(launch, part, lambda told: _keep(journal, told, count))
     series = sweeps(faults, engines) if settings.sweep else ()
     _sweep(settings, series, engines, executor, journal, count)
     facts = {
         "model": info.name,
+        "clean": [infos(name).name for name in settings.clean],
         "candidate": engines["candidate"],
         "reference": engines["reference"],
         "device": settings.device,
@@ -170,10 +175,9 @@ def _faults(settings: DrillSettings) -> tuple[Fault, ...]:
     return chosen
 
 
-def _planned(settings: DrillSettings, faults: Sequence[Fault], engines: dict[str, str]) -> list[tuple[Setting, Trial]]:
+def _planned(settings: DrillSettings, faults: Sequence[Fault], engines: dict[str, str]) -> list[Work]:
     of_name = {fault.name: fault for fault in faults}
     trials: Sequence[Trial] = plan(faults, engines, settings.seed, settings.trials)
-    clean = settings.controls
     if settings.quick:
         # Those that share one launch: a second one takes longer than all their trials.
         plain = Setting(settings.model)
@@ -182,7 +186,7 @@ def _planned(settings: DrillSettings, faults: Sequence[Fault], engines: dict[str
         work = [(plain, one) for one in trials]
         return work + controls([plain] * QUICK_CONTROLS)
     work = [(setting_of(of_name[one.fault], settings.model), one) for one in trials]
-    work += controls(control_settings(settings.model, settings.seed, clean))
+    work += controls(control_settings((settings.model, *settings.clean), settings.seed, settings.controls))
     if not work:
         raise UserError("there is nothing to run", "give --trials or --controls of at least 1")
     return work

@@ -19,6 +19,10 @@ def drill_command(
     seed: Annotated[int, typer.Option(help="Decides what is drawn: layers, rows, steps, magnitudes.")] = 1,
     trials: Annotated[int, typer.Option(help="Of each fault, in turn on the sides that can have it.")] = 5,
     controls: Annotated[int, typer.Option(help="Clean runs, of which nothing may be said.")] = 200,
+    clean: Annotated[
+        list[str] | None,
+        typer.Option("--also", metavar="MODEL", help="Half of the clean runs are of this model; may be given again."),
+    ] = None,
     sweep: Annotated[
         bool,
         typer.Option("--sweep", help="Then halve the size of each fault that has one, until nothing is said of it."),
@@ -67,6 +71,7 @@ def drill_command(
         seed,
         trials,
         controls,
+        tuple(clean or ()),
         sweep,
         quick,
         tuple(only or ()),

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from align.drill.library import Fault
 from align.drill.score import Rate, Score, rates
-from align.drill.settings import DIFFERENT, Setting, batches
+from align.drill.settings import ANY, DIFFERENT, Setting, batches
 from align.drill.trials import Trial, generator
 from align.errors import UserError
 
 TRIALS, SUMMARY, PLAN, REPORT = "trials.jsonl", "drill.json", "plan.json", "drill.md"
+#: One control in so many has two ranks; no multiple of what models take turns by, so that it is not always the same.
+_SPREAD = 13
 #: What a report of the library must reach (issue 10).
 GOALS: Mapping[str, float] = {"found": 0.98, "path": 0.98, "checkpoint": 0.95, "side": 1.0}
 
@@ -29,17 +31,40 @@ def setting_of(fault: Fault, model: str) -> Setting:
     return Setting(model, said.batch, tp=said.tp, options=options, allow=said.allow, live=live)
 
 
-def control_settings(model: str, seed: int, count: int) -> tuple[Setting, ...]:
-    """Clean pairs over batches, dtypes, block sizes and numerics, always different on the two sides, and swapped."""
-    grid = [
-        Setting(model, batch, dtype, block, numerics=numerics)
-        for batch in batches()
-        for dtype in ("bfloat16", "float16")
-        for block in (128,)
-        for numerics in (DIFFERENT, DIFFERENT[::-1])
-    ]
-    generator(seed, "controls").shuffle(grid)
-    return tuple(grid[at % len(grid)] for at in range(count))
+def control_settings(models: Sequence[str], seed: int, count: int) -> tuple[Setting, ...]:
+    """Clean pairs of models over batches, dtypes, layouts and numerics, always different on the two sides, and swapped.
+
+    The first model has half of them, the others share the rest. Two ranks are launched anew each time, so one in
+    thirteen has them. Blocks have 128 tokens: vllm-ascend takes no others for dense models (:mod:`align.run.plan`).
+    """
+    chance = generator(seed, "controls")
+    grids = {model: _grid(model) for model in models}
+    for grid in grids.values():
+        for part in grid:
+            chance.shuffle(part)
+    turns = [models[0], *models[1:]] if len(models) < 2 else [one for other in models[1:] for one in (models[0], other)]
+    counts: Counter[tuple[str, bool]] = Counter()
+    found = []
+    for at in range(count):
+        model, spread = turns[at % len(turns)], at % _SPREAD == _SPREAD - 1
+        part = grids[model][spread]
+        found.append(part[counts[model, spread] % len(part)])
+        counts[model, spread] += 1
+    return tuple(found)
+
+
+def _grid(model: str) -> tuple[list[Setting], list[Setting]]:
+    """With one rank, and with two."""
+    alone, spread = (
+        [
+            Setting(model, batch, dtype, tp=tp, numerics=numerics, live=tp == 1)
+            for batch in batches()
+            for dtype in ("bfloat16", "float16")
+            for numerics in (DIFFERENT, DIFFERENT[::-1])
+        ]
+        for tp in (1, 2)
+    )
+    return alone, spread
 
 
 def controls(settings: Sequence[Setting]) -> list[tuple[Setting, Trial]]:
@@ -52,11 +77,23 @@ def controls(settings: Sequence[Setting]) -> list[tuple[Setting, Trial]]:
     return found
 
 
-def by_setting(trials: Iterable[tuple[Setting, Trial]]) -> dict[Setting, list[Trial]]:
+#: A trial, and what its case is made of.
+Work = tuple[Setting, Trial]
+
+
+def launch_of(setting: Setting, trial: Trial) -> Setting:
+    """What engines are launched with for a trial: all batches of clean runs share one.
+
+    A fault's own batch decides how large the cache is, and so which blocks there are to be wrong about.
+    """
+    return replace(setting, batch=ANY) if setting.live and not trial.fault else setting
+
+
+def by_launch(work: Iterable[Work]) -> dict[Setting, list[Work]]:
     """Trials that share a launch, together: the most first."""
-    groups: dict[Setting, list[Trial]] = {}
-    for setting, trial in trials:
-        groups.setdefault(setting, []).append(trial)
+    groups: dict[Setting, list[Work]] = {}
+    for setting, trial in work:
+        groups.setdefault(launch_of(setting, trial), []).append((setting, trial))
     return dict(sorted(groups.items(), key=lambda item: (-len(item[1]), item[0].name)))
 
 

@@ -18,7 +18,9 @@ def render(summary: Mapping[str, Any]) -> str:
         autoescape=False,
         keep_trailing_newline=True,
     )
-    text = environment.get_template("report.md.jinja").render(cell=cell, number=number, **{"limits": (), **summary})
+    text = environment.get_template("report.md.jinja").render(
+        cell=cell, number=number, **{"limits": (), "clean": (), **summary}
+    )
     lines = [line.rstrip() for line in text.split("\n")]
     kept = [line for at, line in enumerate(lines) if line or (at and lines[at - 1])]
     return "\n".join(kept).strip() + "\n"

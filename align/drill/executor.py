@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from align.case.schema import Case
+from align.drill.campaign import Work
 from align.drill.library import Engine, Fault
 from align.drill.live import LivePair
 from align.drill.score import Score, score
@@ -77,6 +78,7 @@ class Executor:
     """Trials in engines that are shared.
 
     Args:
+        infos: a model by its name in a setting.
         directory: of the drill; patches and engines' files go below it.
         interpreters: where a case's engines run, with what its sides alone are asked for.
         extras: what options (``SIDE.NAME=VALUE``) and patches (``SIDE=FILE``) ask of each side.
@@ -86,7 +88,7 @@ class Executor:
     def __init__(
         self,
         faults: Mapping[str, Fault],
-        info: ModelInfo,
+        infos: Callable[[str], ModelInfo],
         engines: tuple[Engine, Engine],
         directory: Path,
         interpreters: Callable[[Case, Mapping[str, SideExtras]], Mapping[str, Interpreter]],
@@ -94,24 +96,24 @@ class Executor:
         say: Callable[[str], None],
         limits: Limits | None = None,
     ) -> None:
-        self._faults, self._info, self._engines = faults, info, engines
+        self._faults, self._infos, self._engines = faults, infos, engines
         self._directory, self._say = directory, say
         self._interpreters, self._read = interpreters, extras
         self._limits = limits or Limits(step=60.0)
         self._pairs = 0
 
-    def run(self, setting: Setting, trials: Sequence[Trial], done: Callable[[Told], None]) -> None:
-        """All trials of one setting, in order; ``done`` hears of each.
+    def run(self, launch: Setting, work: Sequence[Work], done: Callable[[Told], None]) -> None:
+        """All trials of one launch, in order; ``done`` hears of each.
 
         Raises:
             UserError: the engines do not start even without a fault.
         """
-        left = list(trials)
-        for trial in left if not setting.live else ():
+        left = list(work)
+        for setting, trial in left if not launch.live else ():
             done(self._apart(setting, trial))
-        while left and setting.live:
+        while left and launch.live:
             part = left[:_TRIALS_OF_A_PAIR]
-            ran = self._of_a_pair(setting, part, done)
+            ran = self._of_a_pair(launch, part, done)
             left = left[ran:]
 
     def run_sweeps(self, setting: Setting, next_one: Callable[[], Trial | None], done: Callable[[Told], None]) -> None:
@@ -124,31 +126,32 @@ class Executor:
             if not setting.live:
                 done(self._apart(setting, trial))
                 continue
-            with self._pair(setting) as (pair, case):
+            with self._pair(setting) as pair:
                 for _ in range(_TRIALS_OF_A_PAIR):
-                    done(self._trial(pair, case, setting, trial))
+                    done(self._trial(pair, setting, trial))
                     following = None if pair.broken else next_one()
                     if following is None:
                         break
                     trial = following
 
     @contextmanager
-    def _pair(self, setting: Setting) -> Iterator[tuple[LivePair, Case]]:
-        """Both engines of a setting, launched."""
-        case = case_of(setting, self._info, self._engines)
-        extras = self._extras(setting)
+    def _pair(self, launch: Setting) -> Iterator[LivePair]:
+        """Both engines, launched."""
+        info = self._infos(launch.model)
+        case = case_of(launch, info, self._engines)
+        extras = self._extras(launch)
         self._pairs += 1
         place = self._directory / "engines" / f"{self._pairs:03d}"
-        self._say(f"launching both engines: {setting.name}")
-        with LivePair(case, self._info, self._interpreters(case, extras), place, extras, self._limits) as pair:
-            yield pair, case
+        self._say(f"launching both engines: {launch.name}")
+        with LivePair(case, info, self._interpreters(case, extras), place, extras, self._limits) as pair:
+            yield pair
 
-    def _of_a_pair(self, setting: Setting, trials: Sequence[Trial], done: Callable[[Told], None]) -> int:
+    def _of_a_pair(self, launch: Setting, work: Sequence[Work], done: Callable[[Told], None]) -> int:
         """Trials in one launch, until one breaks it; how many there were."""
         ran = 0
-        with self._pair(setting) as (pair, case):
-            for trial in trials:
-                done(self._trial(pair, case, setting, trial))
+        with self._pair(launch) as pair:
+            for setting, trial in work:
+                done(self._trial(pair, setting, trial))
                 ran += 1
                 if pair.broken:
                     break
@@ -156,12 +159,13 @@ class Executor:
 
     def _apart(self, setting: Setting, trial: Trial) -> Told:
         """A trial in engines of its own, launched with the fault."""
-        case = case_of(setting, self._info, self._engines)
+        info = self._infos(setting.model)
+        case = case_of(setting, info, self._engines)
         extras = self._extras(setting, trial.side, self._patch(trial))
         interpreters = self._interpreters(case, extras)
         self._pairs += 1
         place = self._directory / "engines" / f"{self._pairs:03d}"
-        session = Session(case, self._info, interpreters, place, self._limits, _Silent(), extras)
+        session = Session(case, info, interpreters, place, self._limits, _Silent(), extras)
         return self._flow(session, case, setting, trial)[0]
 
     def _patch(self, trial: Trial) -> Path | None:
@@ -182,8 +186,9 @@ class Executor:
         )
         return dict(self._read(sets, () if file is None else (f"{patched}={file}",)))
 
-    def _trial(self, pair: LivePair, case: Case, setting: Setting, trial: Trial) -> Told:
+    def _trial(self, pair: LivePair, setting: Setting, trial: Trial) -> Told:
         """A trial in engines that are up."""
+        case = case_of(setting, self._infos(setting.model), self._engines)
         extras = self._extras(setting, trial.side, self._patch(trial))
         found, whole = self._flow(pair.trial(case, extras, _Silent()), case, setting, trial)
         pair.broken = pair.broken or not whole
@@ -192,7 +197,7 @@ class Executor:
     def _flow(self, session: Session, case: Case, setting: Setting, trial: Trial) -> tuple[Told, bool]:
         """One run; and whether it ended without a defect of ours."""
         began, reason, whole = time.monotonic(), "", True
-        flow = Flow(session, case, self._info, Wishes(allow=setting.allow))
+        flow = Flow(session, case, self._infos(setting.model), Wishes(allow=setting.allow))
         try:
             flow.run()
         except UserError as error:

@@ -16,6 +16,8 @@ from align.errors import UserError
 from align.models.info import ModelInfo
 
 NumericsOf = tuple[Literal["native", "fp32-internal"], Literal["native", "fp32-internal"]]
+#: Of a launch whose engines take the requests of any batch.
+ANY = "any"
 #: Two sides that round differently, as two engines on hardware do.
 DIFFERENT: NumericsOf = ("native", "fp32-internal")
 
@@ -52,7 +54,7 @@ class Setting:
     """A launch of both engines.
 
     Attributes:
-        batch: name of the requests.
+        batch: name of the requests; :data:`ANY` for a launch that all of them fit in.
         numerics: of the simulated operators, candidate and reference; without meaning on hardware.
         options: engine → options, on whichever side it is.
         allow: conditions that the options make false.
@@ -73,7 +75,7 @@ class Setting:
     def name(self) -> str:
         """Short, unique for what differs."""
         words = [self.model, self.batch, self.dtype, f"block{self.block_size}", f"tp{self.tp}", *self.numerics]
-        return "-".join([*words, *(text for _, texts in self.options for text in texts)])
+        return "-".join([*words, *(text for _, texts in self.options for text in texts), *self.allow])
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -83,10 +85,12 @@ class Setting:
 def requests_of(batch: str, vocab: int) -> tuple[CaseRequest, ...]:
     """The requests of a batch; ids below ``min(vocab, 900)``, never special, no prompt the beginning of another.
 
+    Those of :data:`ANY` are as many and as long as in any batch: none of them needs more than they do.
+
     Raises:
         UserError: there is no such batch.
     """
-    if batch not in batches():
+    if batch not in batches() and batch != ANY:
         raise UserError(f"no batch {batch!r}", f"use one of: {', '.join(batches())}")
     span = min(vocab, 900) - 3
     return tuple(
@@ -96,8 +100,14 @@ def requests_of(batch: str, vocab: int) -> tuple[CaseRequest, ...]:
             max_new_tokens=one.new,
             arrival=one.arrival,
         )
-        for number, one in enumerate(batches()[batch].requests, start=1)
+        for number, one in enumerate(_bounding() if batch == ANY else batches()[batch].requests, start=1)
     )
+
+
+def _bounding() -> tuple[BatchRequest, ...]:
+    every = [one.requests for one in batches().values()]
+    prompt, new = (max(getattr(one, name) for requests in every for one in requests) for name in ("prompt", "new"))
+    return tuple(BatchRequest(name=f"r{at}", prompt=prompt, new=new) for at in range(max(map(len, every))))
 
 
 def case_of(setting: Setting, info: ModelInfo, engines: tuple[Engine, Engine]) -> Case:

@@ -1,10 +1,10 @@
-"""A decode sees its own token alone."""
+"""A decode sees its own token alone: a wrong argument, and a length of the cache that one layer does not share."""
 
 from adapters.drill.arguments import each_call
 
 FAULT = {
-    "path": "FA",
-    "kind": "arguments",
+    "path": "A",
+    "kind": "layer_length",
     "layer": "{layer}",
     "phase": "decode",
     "source": "seed 001 F.3: kv length never 0 or 1 at decode",

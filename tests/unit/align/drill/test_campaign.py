@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from align.drill.campaign import Journal, by_setting, check_same, control_settings, controls, setting_of, summary
+from align.case.capacity import capacity
+from align.drill.campaign import Journal, by_launch, check_same, control_settings, controls, setting_of, summary
 from align.drill.document import cell, render
 from align.drill.executor import told
 from align.drill.library import read_faults
 from align.drill.score import Rate
-from align.drill.settings import Setting, batches, case_of, requests_of
+from align.drill.settings import ANY, Setting, batches, case_of, requests_of
 from align.drill.trials import Trial, draw
 from align.errors import UserError
 from align.findings import Finding
@@ -45,8 +47,8 @@ def control(alarm: bool = False) -> dict[str, Any]:
 
 
 def test_controls_differ_on_their_sides_and_are_swapped() -> None:
-    settings = control_settings("qwen3", 7, 200)
-    assert len(settings) == 200 and settings == control_settings("qwen3", 7, 200)
+    settings = control_settings(["qwen3"], 7, 200)
+    assert len(settings) == 200 and settings == control_settings(["qwen3"], 7, 200)
     assert {one.numerics for one in settings} == {("native", "fp32-internal"), ("fp32-internal", "native")}
     assert {one.batch for one in settings} == set(batches()) and {one.dtype for one in settings} == {
         "bfloat16", "float16",
@@ -55,15 +57,37 @@ def test_controls_differ_on_their_sides_and_are_swapped() -> None:
     assert len({trial.id for _, trial in trials}) == 200 and all(trial.expected is None for _, trial in trials)
 
 
+def test_controls_of_several_models_take_turns_and_some_have_two_ranks() -> None:
+    settings = control_settings(["qwen3", "qwen3-moe", "smollm2"], 7, 208)
+    assert Counter(one.model for one in settings) == {"qwen3": 104, "qwen3-moe": 52, "smollm2": 52}
+    spread = [one for one in settings if one.tp == 2]
+    assert len(spread) == 16 and {one.model for one in spread} == {"qwen3", "qwen3-moe", "smollm2"}
+    assert all(one.live == (one.tp == 1) for one in settings)
+    seen = {(one.model, one.batch, one.dtype, one.numerics) for one in settings if one.tp == 1}
+    assert len(seen) == 3 * len(batches()) * 4, "each that there is"
+
+
 def test_trials_of_one_launch_come_together() -> None:
     plain, other = Setting(), Setting(batch="ends")
     trials = [Trial("f", at, "candidate", "lmdeploy", {}, None, "") for at in range(5)]
-    groups = by_setting(zip([other, plain, plain, other, plain], trials, strict=True))
-    assert [(one.batch, [trial.number for trial in some]) for one, some in groups.items()] == [
+    groups = by_launch(zip([other, plain, plain, other, plain], trials, strict=True))
+    assert [(one.batch, [trial.number for _, trial in some]) for one, some in groups.items()] == [
         ("plain", [1, 2, 4]),
         ("ends", [0, 3]),
     ]
     assert setting_of(FAULTS["stale_row"], "qwen3") == other
+
+
+def test_clean_runs_of_all_batches_share_a_launch_that_they_fit_in() -> None:
+    info = resolve_model("qwen3")
+    work = controls([Setting(batch=batch) for batch in batches()] + [Setting(tp=2, live=False)])
+    launch, alone = by_launch(work)
+    assert (launch.batch, alone.tp, len(by_launch(work)[launch])) == (ANY, 2, len(batches()))
+    need = capacity(case_of(launch, info, ("lmdeploy", "vllm")))
+    for setting, _ in by_launch(work)[launch]:
+        one = capacity(case_of(setting, info, ("lmdeploy", "vllm")))
+        assert one.max_model_len <= need.max_model_len and one.max_batch <= need.max_batch, setting.name
+        assert one.max_prefill_tokens <= need.max_prefill_tokens and one.num_blocks <= need.num_blocks, setting.name
 
 
 def test_cases_are_those_of_the_setting() -> None:
