@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -16,6 +17,7 @@ from adapters.base import SIDES
 from align.cli.options import extras_of, interpreters_for
 from align.cli.output import print_json
 from align.cli.screen import Screen, screen
+from align.cli.version import pinned
 from align.drill.campaign import (
     PLAN,
     REPORT,
@@ -36,11 +38,14 @@ from align.drill.settings import Setting
 from align.drill.sweep import limits, next_of
 from align.drill.trials import Trial, plan, quick, sweeps
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
+from align.models.info import ModelInfo
 from align.models.resolve import resolve_model
-from align.run.directory import disk_error
+from align.run.directory import RunDirectory, disk_error
 from align.run.plan import SIMULATED
 from envs.home import align_home
 
+#: Side → engine.
+_SIDES: dict[str, str] = dict(zip(SIDES, ENGINES, strict=True))
 #: Faults and controls of a quick drill.
 QUICK, QUICK_CONTROLS = 10, 2
 
@@ -80,13 +85,25 @@ def execute(settings: DrillSettings) -> int:
     console = screen(settings.quiet, settings.json)
     infos = lru_cache(maxsize=None)(partial(resolve_model, say=console.say))
     info = infos(settings.model)
-    engines: dict[str, str] = dict(zip(SIDES, ENGINES, strict=True))
-    work = _planned(settings, faults, engines)
+    work = _planned(settings, faults, _SIDES)
     out = (settings.out or align_home() / "drills" / f"{info.name}-{settings.seed}").absolute()
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise disk_error(error, out) from error
+    with closing(RunDirectory.reopen(out)):  # two drills at once would run the same trials
+        return _run(settings, faults, infos, work, out, console)
+
+
+def _run(
+    settings: DrillSettings,
+    faults: Sequence[Fault],
+    infos: Callable[[str], ModelInfo],
+    work: Sequence[Work],
+    out: Path,
+    console: Screen,
+) -> int:
+    info, engines = infos(settings.model), _SIDES
     check_same(
         out,
         {
@@ -125,6 +142,7 @@ def execute(settings: DrillSettings) -> int:
         "device": settings.device,
         "simulated": settings.device == SIMULATED,
         "seed": settings.seed,
+        "versions": dict(pinned()[1]) if settings.device == SIMULATED else {},
         "quick": settings.quick,
         "limits": [one.to_dict() for one in limits(series, engines, settings.seed, journal.done)],
         "ended": datetime.now().astimezone().isoformat(timespec="seconds"),

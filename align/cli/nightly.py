@@ -22,7 +22,7 @@ from align.history.page import junit, page
 from align.history.plan import DEFAULT, Plan, read_plan
 from align.history.policy import exit_code, fail_on
 from align.history.store import Night, Outcome, SqlStore
-from align.run.directory import disk_error
+from align.run.directory import RunDirectory, disk_error
 from align.run.plan import SIMULATED
 from envs.home import align_home
 
@@ -63,6 +63,7 @@ def execute(settings: NightlySettings) -> int:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise disk_error(error, home) from error
+    lock = RunDirectory.reopen(home)  # two nights at once would run the same cases
     store = SqlStore.at(home / STORE)
     try:
         night = open_night(plan, store, datetime.now().astimezone(), settings.fresh)
@@ -91,6 +92,7 @@ def execute(settings: NightlySettings) -> int:
             )
     finally:
         store.close()
+        lock.close()
     code = exit_code(outcomes, policy)
     if settings.json:
         print_json({**found, "exit": code})

@@ -12,15 +12,24 @@ from envs.build import NAMES
 from envs.home import REPOSITORY
 
 
+def pinned() -> tuple[str, dict[str, dict[str, str]]]:
+    """The version of this checkout, and by environment those of the main packages that its lock pins.
+
+    Raises:
+        EnvError: a damaged lock.
+    """
+    own: str = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    every = {name: lockfile.load(name).versions for name in NAMES}
+    return own, {name: {one: of[one] for one in MAIN_PACKAGES if one in of} for name, of in every.items()}
+
+
 def execute(json: bool) -> int:
     """Print them.
 
     Raises:
         EnvError: a damaged lock.
     """
-    own = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    pinned = {name: lockfile.load(name).versions for name in NAMES}
-    main = {name: {one: of[one] for one in MAIN_PACKAGES if one in of} for name, of in pinned.items()}
+    own, main = pinned()
     if json:
         print_json({"align": own, "environments": main})
         return EXIT_ALIGNED

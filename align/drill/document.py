@@ -19,7 +19,7 @@ def render(summary: Mapping[str, Any]) -> str:
         keep_trailing_newline=True,
     )
     text = environment.get_template("report.md.jinja").render(
-        cell=cell, number=number, **{"limits": (), "clean": (), **summary}
+        cell=cell, number=number, **{"limits": (), "clean": (), "versions": {}, **summary}
     )
     lines = [line.rstrip() for line in text.split("\n")]
     kept = [line for at, line in enumerate(lines) if line or (at and lines[at - 1])]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 from align.history.plan import DEFAULT
+from align.run.directory import RunDirectory
 from tests.unit.align.cli.recorded_runs import Align
 
 
@@ -64,3 +66,11 @@ def test_what_a_night_refuses(align: Align, tmp_path: Path) -> None:
     ):
         code, _, err = align("nightly", *arguments, "--out", str(tmp_path / "nights"))
         assert code == 2 and words in err and "next:" in err
+
+
+def test_two_nights_of_one_store_do_not_run_at_once(align: Align, tmp_path: Path) -> None:
+    out = tmp_path / "nights"
+    out.mkdir()
+    with closing(RunDirectory.reopen(out)):
+        code, _, err = align("nightly", "--out", str(out))
+    assert code == 2 and "is in use by" in err and not (out / "nights").exists()
