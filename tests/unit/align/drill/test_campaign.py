@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,13 @@ def test_a_clean_summary_says_none() -> None:
 
 def test_cells() -> None:
     assert cell(Rate(81, 263).to_dict()) == "30.8 % (25.5 to 36.6)" and cell(Rate(0, 0).to_dict()) == "–"
+
+
+def test_no_line_of_text_stands_right_behind_a_table_or_list() -> None:
+    """Markdown would take it for a row, or for more of the last item."""
+    facts = {**FACTS, "quick": True, "versions": {"vllm": {"vllm": "1"}}}
+    lines = render(summary([record("norm_factor")], facts)).split("\n")
+    for one, following in pairwise(lines):
+        if one.startswith(("|", "* ")):
+            assert not following or following.startswith(("|", "* ")), (one, following)
+    assert "* vllm: vllm 1" in lines
