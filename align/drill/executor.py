@@ -28,6 +28,8 @@ from envs.profiles import Interpreter
 
 #: Trials after which a pair is launched anew: logs of steps grow, and are read whole.
 _TRIALS_OF_A_PAIR = 60
+#: Conditions about what the engines were given.
+_INPUTS = ("token_ids",)
 #: Findings that are kept of a trial.
 _KEPT = 3
 
@@ -38,7 +40,7 @@ class Told:
 
     Attributes:
         verdict: ``aligned``, ``diverged`` or ``not comparable``.
-        findings: the first ones.
+        findings: the first ones; of a run that was refused, its conditions (:func:`refused`).
         score: against what must be said; ``None`` for a control.
         alarm: a control of which anything was said.
         reason: why it ended early, or was not comparable.
@@ -210,7 +212,7 @@ class Executor:
 
 def told(trial: Trial, report: Report, requests: Sequence[str], reason: str, seconds: float) -> Told:
     """What a report says of a trial."""
-    findings = list(report.findings)
+    findings = list(report.findings) or refused(report)
     return Told(
         trial=trial,
         verdict=report.verdict,
@@ -221,6 +223,23 @@ def told(trial: Trial, report: Report, requests: Sequence[str], reason: str, sec
         seconds=seconds,
         stages=dict(report.seconds),
     )
+
+
+def refused(report: Report) -> list[Finding]:
+    """What a run that was refused says: the conditions that do not hold, each as a finding about its sides.
+
+    A run is refused before anything is compared, and then it has no findings; the condition is its answer.
+    """
+    return [
+        Finding(
+            "INPUT" if one.name in _INPUTS else "ENV",
+            one.name,
+            side=one.sides[0] if len(one.sides) == 1 else None,
+            evidence={"what": one.why},
+        )
+        for one in report.conditions
+        if one.verdict == "false" and one.required and not one.allowed and not one.told
+    ]
 
 
 def _kept(findings: Iterable[Finding]) -> Iterable[dict[str, Any]]:

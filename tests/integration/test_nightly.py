@@ -19,7 +19,7 @@ from tests.integration.faults import patch
 from tests.integration.support import align_command, align_environment, run_align
 
 NO_FAULT = "def apply(ctx):\n    pass\n"
-SMALL = 'options = ["--max-new-tokens", "4", "--no-confirm", "--replay", "never"]\n'
+SMALL = 'options = ["--max-new-tokens", "4", "--no-confirm"]\n'
 
 
 def night(plan: Path, out: Path, *options: str) -> tuple[int, dict[str, Any]]:

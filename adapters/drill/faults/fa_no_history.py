@@ -4,7 +4,7 @@ from adapters.drill.arguments import each_call
 
 FAULT = {
     "path": "A",
-    "kind": "layer_length",
+    "kind": ["wrong_length", "layer_length"],
     "layer": "{layer}",
     "phase": "decode",
     "source": "seed 001 F.3: kv length never 0 or 1 at decode",

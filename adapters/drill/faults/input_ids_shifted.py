@@ -6,7 +6,6 @@ FAULT = {
     "path": "INPUT",
     "kind": "token_ids",
     "source": "catalogue F29's class; vllm #27486, sglang #888: another sequence than was asked for",
-    "allow": ["token_ids"],
     "draws": {"by": [1, 5]},
 }
 DRAWN = {"by": 1}

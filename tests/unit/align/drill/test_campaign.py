@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from align.errors import UserError
 from align.findings import Finding
 from align.models.resolve import resolve_model
 from align.run.report import Report
+from tests.unit.align.run import recordings
 
 FACTS = {"model": "qwen3", "candidate": "lmdeploy", "reference": "vllm", "seed": 3, "simulated": True, "quick": False}
 FAULTS = {fault.name: fault for fault in read_faults()}
@@ -170,3 +172,21 @@ def test_no_line_of_text_stands_right_behind_a_table_or_list() -> None:
         if one.startswith(("|", "* ")):
             assert not following or following.startswith(("|", "* ")), (one, following)
     assert "* vllm: vllm 1" in lines
+
+
+def test_a_refusal_names_its_condition_and_a_clean_run_that_is_refused_is_an_alarm() -> None:
+    trial = draw(FAULTS["input_ids_shifted"], "reference", "vllm", 1, 0)
+    false = replace(recordings.condition("false", "token_ids"), sides=("reference",), required=True)
+    names = ("a", "b", "c")
+    answer = told(trial, Report(conditions=(false,)), names, "refused", 1.0)
+    assert answer.score is not None and answer.score.right, answer.score
+    assert answer.findings[0]["path"] == "INPUT"
+    for others in (
+        (recordings.condition("false"),),
+        (replace(false, sides=("candidate",)),),
+        (replace(false, allowed=True),),
+    ):
+        score = told(trial, Report(conditions=others), names, "refused", 1.0).score
+        assert score is not None and not score.right
+    clean = replace(trial, fault="", expected=None)
+    assert told(clean, Report(conditions=(false,)), names, "refused", 1.0).alarm
