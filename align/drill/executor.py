@@ -238,7 +238,7 @@ def refused(report: Report) -> list[Finding]:
             evidence={"what": one.why},
         )
         for one in report.conditions
-        if one.verdict == "false" and one.required and not one.allowed and not one.told
+        if one.verdict == "false" and one.blocks
     ]
 
 
