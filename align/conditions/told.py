@@ -21,6 +21,8 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 _NORMS = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "mlp_norm",
+    "pre_feedforward_layernorm": "mlp_norm",
+    "post_feedforward_layernorm": "mlp.post_norm",
     "q_norm": "attn.q_norm",
     "k_norm": "attn.k_norm",
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from align.models import mistral, qwen3, qwen_moe, smollm2
+from align.models import gemma2, mistral, qwen3, qwen_moe, smollm2
 from align.models.cache import Say, build_once, models_dir
 from align.models.text import TEXTS
 
@@ -113,6 +113,12 @@ PRESETS: dict[str, Preset] = {
                     f"tiny seeded Mistral (4 layers, 4 heads, 2 kv heads), a sliding window of {mistral.WINDOW} tokens",
                     mistral.CONFIG,
                     mistral.build,
+                ),
+                (
+                    "gemma2",
+                    f"tiny seeded Gemma 2 (4 layers, 4 heads, 2 kv heads), attention scaled by 1/sqrt({gemma2.SCALAR})",
+                    gemma2.CONFIG,
+                    gemma2.build,
                 ),
             )
         ),

@@ -32,6 +32,8 @@ CONFIG: dict[str, Any] = {
 class DenseWeights:
     """Seeded weights by canonical kind; a dict that tests may write to."""
 
+    norm_offset = 0.0
+
     def __init__(self, structure: Structure, dtype: torch.dtype) -> None:
         chance = torch.Generator().manual_seed(1)
 
