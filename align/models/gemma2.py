@@ -16,6 +16,12 @@ from align.models.cache import Say
 
 #: What the scores are divided by the root of, in the place of the 128 channels of a head.
 SCALAR = 144
+#: Of the weights and the default prompts; chosen so that greedy output varies, and two tokens are nowhere near.
+SEED = 18
+#: About which value the weights of norms before and behind a block lie; they are added to 1. Those behind are large, as
+#: trained ones are: else what a block adds would be small beside the embedding, and the head, which is the embedding
+#: too, would repeat the last token for ever.
+BEFORE, BEHIND = 0.0, 7.0
 #: Only Qwen's configurations have these.
 _QWEN_ONLY = ("hidden_act", "max_window_layers", "use_sliding_window")
 
@@ -31,6 +37,8 @@ CONFIG: dict[str, Any] = {
     "pad_token_id": qwen3.PAD,
     "query_pre_attn_scalar": SCALAR,
     "rope_theta": 10000.0,
+    # No layer has a window; transformers makes a mask of it all the same.
+    "sliding_window": qwen3.CONFIG["max_position_embeddings"],
     "tie_word_embeddings": True,
 }
 
@@ -48,14 +56,10 @@ def shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def centre(name: str) -> float:
-    """About which value a norm's weights lie: they are added to 1.
-
-    Those behind a block are large, as trained ones are: else what a block adds would be small beside the embedding, and
-    the head, which is the embedding too, would repeat the last token for ever.
-    """
-    return 3.0 if ".post_" in name else 0.0
+    """About which value the weights of the norm with this name lie."""
+    return BEHIND if ".post_" in name else BEFORE
 
 
 def build(folder: Path, say: Say) -> None:
     """Write the whole checkpoint into an existing empty ``folder``. Takes about a second, 7 MB."""
-    qwen3.build(folder, say, config=CONFIG, parameters=shapes, centre=centre)
+    qwen3.build(folder, say, SEED, CONFIG, shapes, centre)

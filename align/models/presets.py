@@ -114,13 +114,20 @@ PRESETS: dict[str, Preset] = {
                     mistral.CONFIG,
                     mistral.build,
                 ),
-                (
-                    "gemma2",
-                    f"tiny seeded Gemma 2 (4 layers, 4 heads, 2 kv heads), attention scaled by 1/sqrt({gemma2.SCALAR})",
-                    gemma2.CONFIG,
-                    gemma2.build,
-                ),
             )
+        ),
+        Preset(
+            "gemma2",
+            f"tiny seeded Gemma 2 (4 layers, 4 heads, 2 kv heads), attention scaled by 1/sqrt({gemma2.SCALAR})",
+            {
+                "seed": gemma2.SEED,
+                "config": gemma2.CONFIG,
+                "norms": [gemma2.BEFORE, gemma2.BEHIND],
+                "generation": qwen3.GENERATION_CONFIG,
+                "template": qwen3.CHAT_TEMPLATE,
+                "prompts": qwen3.PROMPT_LENGTHS,
+            },
+            gemma2.build,
         ),
         Preset(
             "smollm2",
