@@ -188,6 +188,16 @@ class Watcher:
         return attend
 
 
+def fill_window(config: Any) -> None:
+    """Let transformers 5 run a configuration without a window whose layers are all ``full_attention``.
+
+    Its Gemma 2 makes a mask for sliding layers all the same, which needs a number and which no layer reads.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds == {"full_attention"} and getattr(config, "sliding_window", 0) is None:
+        config.sliding_window = config.max_position_embeddings
+
+
 def _below(module: Any, path: str) -> Any:
     for part in filter(None, path.split(".")):
         module = getattr(module, part, None)

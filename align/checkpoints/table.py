@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -347,10 +348,10 @@ def structure_of(config: Mapping[str, Any], tp: int = 1, dp: int = 1, ep: int = 
 
 def _scale_of(config: Mapping[str, Any], head_dim: int) -> float:
     """Of the attention scores: ``1/sqrt(head_dim)``, or what a configuration puts in its place."""
-    scalar, multiplier = config.get("query_pre_attn_scalar"), config.get("attention_multiplier")
-    if multiplier is not None:
-        return float(multiplier)
-    return float(head_dim if scalar is None else scalar) ** -0.5
+    if config.get("attention_multiplier") is not None:
+        return float(config["attention_multiplier"])
+    divisor = float(config.get("query_pre_attn_scalar") or head_dim)
+    return 1 / sqrt(divisor)
 
 
 def _window_of(architecture: str, config: Mapping[str, Any]) -> int | None:

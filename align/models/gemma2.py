@@ -37,8 +37,8 @@ CONFIG: dict[str, Any] = {
     "pad_token_id": qwen3.PAD,
     "query_pre_attn_scalar": SCALAR,
     "rope_theta": 10000.0,
-    # No layer has a window; transformers makes a mask of it all the same.
-    "sliding_window": qwen3.CONFIG["max_position_embeddings"],
+    # Not a large one: vllm 0.23.0 applies what stands here to all layers, whatever ``layer_types`` says.
+    "sliding_window": None,
     "tie_word_embeddings": True,
 }
 

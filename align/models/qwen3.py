@@ -233,7 +233,9 @@ def build(
     write_tokenizer(folder, config["vocab_size"])
     write_prompts(folder, [(ids, None) for ids in default_prompts(seed)])
     say("computing the weights")
-    (folder / "model.safetensors").write_bytes(save(weights(seed, config, parameters, centre), metadata={"format": "pt"}))
+    (folder / "model.safetensors").write_bytes(
+        save(weights(seed, config, parameters, centre), metadata={"format": "pt"})
+    )
 
 
 def build_mqa(folder: Path, say: Say) -> None:

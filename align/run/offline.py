@@ -164,7 +164,7 @@ class Offline:
                 index_faults(report.ledgers),
                 report.collectives,
             )
-        report.findings = with_configuration(report.findings, report.conditions)
+        report.findings = with_configuration(report.findings, report.conditions, traces["candidate"].structure)
         judge_recordings(report, traces)
         if report.findings:
             with report.timed("diagnose"):
