@@ -7,12 +7,15 @@ Most of it is ``make extended``.
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from adapters.base import SIDES
+from align.oracle import Oracle
+from align.trace.reader import Trace
 from tests.integration.argument_faults import FAULTS, argument_patch
 from tests.integration.support import ENGINES, run_align
 from tests.integration.test_batches import BATCHES, ran
@@ -94,9 +97,11 @@ def test_one_over_the_root_of_head_dim_in_the_place_of_the_models_scale(side: st
     first = result["findings"][0]
     assert (code, first["path"], first["side"], first["checkpoint"]) == (1, "B", side, "layers.2.attn.out"), output
     assert first["evidence"]["likely_rules"] == [fault.rule]
-    assert 0 not in first["positions"] and not any(
-        one["checkpoint"] == "layers.2.attn.out" and one["side"] != side for one in result["findings"]
-    )
+    with closing(Trace(tmp_path / "run" / side / "trace")) as trace, Oracle(trace) as oracle:
+        (judged,) = oracle.judge(["layers.2.attn.out"])
+    assert judged.tokens is not None
+    wrong = {place.position for place, ratio in zip(judged.places, judged.tokens.ratio, strict=True) if ratio > 1}
+    assert wrong and 0 not in wrong
     (fit,) = (one for one in result["diagnosis"]["fits"] if one["kind"] == "attention_scale")
     found = fit["parameters"]
     assert (result["diagnosis"]["fault"], result["diagnosis"]["side"]) == ("attention_scale", side)
