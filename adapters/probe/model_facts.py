@@ -85,6 +85,24 @@ def same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() and one.shape == other.shape
 
 
+def tied_head(model: torch.nn.Module, embedding: torch.Tensor) -> bool:
+    """Whether the head shares the embedding's weight ``[vocab, hidden]``.
+
+    A model without ``lm_head`` (vLLM's Gemma 2) can only read its embedding, if no other module is a table of words.
+
+    Raises:
+        LookupError: there is such a module.
+    """
+    head = getattr(model, "lm_head", None)
+    if head is not None:
+        return same_storage(head.weight, embedding)
+    tables = [one for part in ("Head", "Embedding") for one in named(model, part) if hasattr(one, "weight")]
+    others = [type(one).__name__ for one in tables if not same_storage(one.weight, embedding)]
+    if others:
+        raise LookupError(f"there is no lm_head, and a {others[0]} beside the embedding")
+    return True
+
+
 def rope_type(module: torch.nn.Module, factor: float = 1.0) -> str:
     """The kind of rotary embedding, by the class that computes it; a plain one with a factor is ``linear``."""
     name = type(module).__name__.lower()

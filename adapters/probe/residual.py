@@ -8,6 +8,7 @@ one outlier does not hide the others. :mod:`align.compare.residual` judges the s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -197,11 +198,13 @@ class ResidualPass:
         return shift, [one.kind for one in found]
 
     def _first_input(self, step: Step, sums: Sums, rows: Tensor) -> bool:
-        """The input of layer 0 is the embedding; whether that was recorded."""
+        """The input of layer 0 is the embedding, scaled if the model does that; whether that was recorded."""
         embed = kinds()["embed"]
         if embed.name not in step.values or 0 not in step.present.get("block_in", {0}):
             return False
-        sums.add(0, recompute.identity(step.take(embed, rows)), step.take(kinds()["block_in"], rows))
+        given, factor = step.take(embed, rows), self._structure.embed_scale
+        exact = recompute.identity(given) if factor == 1.0 else recompute.scaled(given, factor)
+        sums.add(0, exact, step.take(kinds()["block_in"], rows))
         return True
 
     def _operator(
@@ -226,6 +229,7 @@ class ResidualPass:
             "add": recompute.add,
             "gated_add": recompute.gated_add,
             "silu_mul": recompute.silu_mul,
+            "gelu_mul": partial(recompute.gated, activation=self._structure.activation),
         }
         if name in row_wise:
             return lambda low, high: [row_wise[name](*inputs(low, high))]

@@ -16,6 +16,11 @@ FIRST_CAPACITY = 256
 class Weights(Protocol):
     """Canonical local weights of this rank; the live parameters, or views of them."""
 
+    @property
+    def norm_offset(self) -> float:
+        """What the engine adds to a norm's live weight before it multiplies."""
+        ...
+
     def weight(self, kind: str, layer: int | None) -> Tensor | None:
         """``attn.q`` → ``[out_local, in_local]``; norms ``[n]``; ``embed`` and ``logits`` ``[vocab_local, hidden]``.
 
@@ -91,13 +96,13 @@ class FloatWeights:
         return result
 
     def vectors(self, kind: str, layers: Sequence[int | None]) -> Tensor | None:
-        """The norm weights of ``layers``, float32 ``[L, n]``; ``None`` if one is missing."""
+        """What the norms of ``layers`` multiply with, float32 ``[L, n]``; ``None`` if one is missing."""
         found = [weight for layer in layers if (weight := self._weights.weight(kind, layer)) is not None]
         if len(found) < len(layers):
             return None
 
         def make() -> tuple[Tensor, int]:
-            stacked = torch.stack([_wide(weight) for weight in found])
+            stacked = torch.stack([_wide(weight) for weight in found]) + self._weights.norm_offset
             return stacked, stacked.nbytes
 
         result = self._cached((kind, tuple(layers)), found, make)

@@ -4,7 +4,7 @@ Each row of ``adapters/ENGINE/taps.tsv`` says: the checkpoint; the *site*, a pat
 (``{i}`` is the layer); the *attribute* of that object that is wrapped; *where* its code stands
 (``module:Class.method``, ``*`` for the model's own class); what to *pick* of a call; and the *transform* to canonical
 form; and *when*: ``gathered`` where data-parallel groups gather their tokens before the experts, ``apart`` where they
-do not, nothing for always.
+do not, a tag of the models that it is for (``!`` before it: of those that it is not for), nothing for always.
 
 ``pick`` is ``out``, ``out.1``, ``out.NAME`` or ``in.NAME`` with attributes behind it; ``a|b`` takes the first that is
 there, ``a+b`` both, for a transform of two. What is picked of the arguments alone is taken before the call, because
@@ -36,6 +36,7 @@ from align.checkpoints.table import Structure, kinds
 #: Rows that are no checkpoints but say what the rows of a step are.
 PSEUDO = ("token_ids", "positions", "block_tables")
 ENGINES = ("lmdeploy", "vllm")
+_GATHERING = ("gathered", "apart")
 _FIELDS = ("checkpoint", "site", "attribute", "where", "pick", "transform", "when")
 
 
@@ -52,8 +53,10 @@ class Tap:
     when: str = ""
 
     def holds(self, structure: Structure) -> bool:
-        """Whether the engine yields it here in a layout."""
-        return self.when in ("", "gathered" if structure.gathers_experts else "apart")
+        """Whether the engine yields it here, of this model in this layout."""
+        if self.when in _GATHERING:
+            return self.when == _GATHERING[0 if structure.gathers_experts else 1]
+        return structure.tagged(self.when)
 
     @property
     def inverse(self) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 from align.checkpoints.packed import PackedExpert, unpacked
 from align.checkpoints.parameters import FUSED, LivePlace, Parameter, parameters, ranks_sharing, rows_of
 from align.checkpoints.shards import split
-from align.checkpoints.table import Structure
+from align.checkpoints.table import Structure, kinds
 
 EQUAL, DIFFERS, NOT_OBSERVABLE = "equal", "differs", "not observable"
 #: ``why`` of an expert that differs, before the tensor's name: a loader may have looked for it under its own.
@@ -31,6 +31,9 @@ _EMBEDDING = "model.embed_tokens.weight"
 _LISTED = 8
 #: Elements of a tensor whose rows are sorted to see whether they are exchanged.
 _SORTED = 1 << 26
+#: Engines that keep ``1 + weight``, rounded to the file's dtype, where a model's norms multiply with that
+#: (lmdeploy 0.12.2, models/gemma.py); others keep the weight and add to it at each call.
+_ADDS_ON_LOADING = ("lmdeploy",)
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,17 @@ class LiveWeights:
     Args:
         model: root of the causal language model.
         rank: global rank, by which experts are shared; of all else ``tp_rank`` decides the share.
+        engine: whose loader filled it, see :data:`_ADDS_ON_LOADING`.
+
+    Attributes:
+        norm_offset: what is added to the weight of a norm, as it lives, before it multiplies.
     """
 
-    def __init__(self, model: torch.nn.Module, structure: Structure, rank: int, tp_rank: int) -> None:
+    def __init__(self, model: torch.nn.Module, structure: Structure, rank: int, tp_rank: int, engine: str = "") -> None:
         self._structure, self._rank, self._tp_rank = structure, rank, tp_rank
+        #: What the engine has added to the weights of norms, and what its kernels still add.
+        self._added = structure.norm_offset if engine in _ADDS_ON_LOADING else 0.0
+        self.norm_offset = structure.norm_offset - self._added
         #: The experts that this rank holds: all, or with expert parallelism as many in a row as each rank.
         self._experts = split(max(1, structure.experts), structure.ep, rank if structure.ep > 1 else 0)
         #: Tied parameters appear under both names.
@@ -168,7 +178,7 @@ class LiveWeights:
             return Audited(one.tensor, NOT_OBSERVABLE, *about, why="the engine has no such parameter")
         if handle is None:
             return Audited(one.tensor, NOT_OBSERVABLE, *about, why="the checkpoint has no such tensor")
-        whole = handle.get_tensor(tensor)
+        whole = self._loaded(one, handle.get_tensor(tensor))
         start, stored = self._share(one, whole, live)
         current = live.to("cpu")
         if one.split == "vocab":  # rows behind the vocabulary are padding
@@ -195,6 +205,10 @@ class LiveWeights:
             heads=heads, heads_due=due, why=f"{PACKED} {handle.tensor}" if isinstance(handle, PackedExpert) else "",
             expert_held=held[0] if held else None,
         )  # fmt: skip
+
+    def _loaded(self, one: Parameter, stored: Tensor) -> Tensor:
+        """What the engine's loader makes of a tensor of the files, in their dtype."""
+        return stored + self._added if self._added and kinds()[one.kind].operators == ("rms_norm",) else stored
 
     def _heads(self, one: Parameter, current: Tensor, whole: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """``(heads of the checkpoint's tensor that a live parameter holds, heads that it should hold)``.
@@ -235,7 +249,10 @@ class LiveWeights:
         for other in sorted(near, key=lambda other: other.layer != one.layer):
             if files[other.tensor].get_slice(other.tensor).get_shape() != list(whole.shape):
                 continue
-            if _same(current, self._share(other, files[other.tensor].get_tensor(other.tensor), current)[1]):
+            if _same(
+                current,
+                self._share(other, self._loaded(other, files[other.tensor].get_tensor(other.tensor)), current)[1],
+            ):
                 return other.tensor
         if current.numel() <= _SORTED and torch.equal(_sorted_rows(current), _sorted_rows(stored)):
             return "its own rows in another order"

@@ -127,7 +127,7 @@ class Worker:
         except ValueError as error:
             log.note(f"no tensors are recorded: {error}")
             return
-        weights = LiveWeights(self._model, structure, self.rank, self.tp_rank)
+        weights = LiveWeights(self._model, structure, self.rank, self.tp_rank, self.engine)
         write_audit(probe_dir(), self.rank, weights.audit(model_path))
         if self.spec.fa:
             log.calls = CallRecorder(CallWriter(probe_dir() / CALLS, self.rank), self.rank)

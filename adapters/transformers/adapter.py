@@ -25,6 +25,7 @@ from adapters.base import (
     StepRecord,
     TokenStep,
 )
+from adapters.transformers.tensors import fill_window
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -74,6 +75,7 @@ class TransformersAdapter(Adapter):
         model = AutoModelForCausalLM.from_pretrained(
             spec.model_path, dtype=DTYPES[spec.dtype], attn_implementation="eager", local_files_only=True
         )
+        fill_window(model.config)
         self._model = model.eval()
         self._max_positions = int(model.config.max_position_embeddings)
         self._vocab_size = int(model.config.vocab_size)

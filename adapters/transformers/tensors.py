@@ -41,8 +41,15 @@ _RESULTS = {
 _DENSE = {"mlp.gate_proj": "mlp.gate", "mlp.up_proj": "mlp.up", "mlp.down_proj": "mlp.down"}
 _EXPERTS = {"mlp.experts": "moe.routed", "mlp": "moe.out"}
 _SHARED = {"mlp.shared_expert": "moe.shared", "mlp.shared_expert_gate": "moe.shared_gate"}
+#: Of models with a norm before and behind each block, in the place of ``post_attention_layernorm`` above.
+_SANDWICH = {
+    "post_attention_layernorm": "attn.post_norm",
+    "pre_feedforward_layernorm": "mlp_norm",
+    "post_feedforward_layernorm": "mlp.post_norm",
+}
 #: Module below a layer → checkpoint of what it is given.
 _GIVEN = {"": "block_in", "post_attention_layernorm": "mid"}
+_SANDWICH_GIVEN = {"": "block_in", "pre_feedforward_layernorm": "mid"}
 _DENSE_GIVEN = {"mlp.down_proj": "mlp.act"}
 _ATTENTION = "eager_attention_forward"
 
@@ -90,7 +97,7 @@ class Watcher:
 
     def _watch(self) -> None:
         core = self._model.model
-        self._after(core.embed_tokens, "embed")
+        self._embedding(core.embed_tokens)
         self._before(core.norm, "final_in")
         self._after(core.norm, "final_norm")
         self._after(self._model.lm_head, "logits")
@@ -98,19 +105,33 @@ class Watcher:
             at = f"layers.{index}."
             routed = _below(layer, "mlp.experts") is not None
             shared = routed and _below(layer, "mlp.shared_expert") is not None
+            sandwich = "sandwich" in self._structure.tags
             results = {**_RESULTS, **(_EXPERTS if routed else _DENSE), **(_SHARED if shared else {})}
+            results |= _SANDWICH if sandwich else {}
             for path, kind in results.items():
                 module = _below(layer, path)
                 if module is not None:
                     self._after(module, at + kind)
                 elif not path.endswith(("q_norm", "k_norm")):
                     raise ValueError(f"layer {index} of {type(self._model).__name__} has no {path}")
-            for path, kind in (_GIVEN if routed else {**_GIVEN, **_DENSE_GIVEN}).items():
+            given = _SANDWICH_GIVEN if sandwich else _GIVEN
+            for path, kind in (given if routed else {**given, **_DENSE_GIVEN}).items():
                 self._before(_below(layer, path), at + kind)
             if routed:
                 self._route(_below(layer, "mlp.gate"), index)
             self._layer_of[id(layer.self_attn)] = index
         self._stack.enter_context(_replaced(sys.modules[type(core.layers[0].self_attn).__module__], self._attend))
+
+    def _embedding(self, module: Any) -> None:
+        """Watch the embedding; one that scales its rows (transformers 5's Gemma) hands on what it has read before."""
+        if not hasattr(module, "embed_scale"):
+            self._after(module, "embed")
+            return
+
+        def hook(module: Any, args: Sequence[Any], _: Any) -> None:
+            self._keep("embed", torch.nn.functional.embedding(args[0], module.weight))
+
+        self._stack.callback(module.register_forward_hook(hook).remove)
 
     def _after(self, module: Any, name: str) -> None:
         handle = module.register_forward_hook(lambda _, __, result: self._keep(name, result))
@@ -165,6 +186,16 @@ class Watcher:
             return result
 
         return attend
+
+
+def fill_window(config: Any) -> None:
+    """Let transformers 5 run a configuration without a window whose layers are all ``full_attention``.
+
+    Its Gemma 2 makes a mask for sliding layers all the same, which needs a number and which no layer reads.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds == {"full_attention"} and getattr(config, "sliding_window", 0) is None:
+        config.sliding_window = config.max_position_embeddings
 
 
 def _below(module: Any, path: str) -> Any:

@@ -214,7 +214,7 @@ def _size_facts(facts: Facts, runner: Any) -> None:
     facts.read(
         "tied_head",
         "storage of lm_head.weight and embed_tokens.weight",
-        lambda: model_facts.same_storage(model.lm_head.weight, embedding().weight),
+        lambda: model_facts.tied_head(model, embedding().weight),
     )
     facts.read("parameter_dtype", "dtype of every parameter", lambda: model_facts.parameter_dtypes(model))
 

@@ -3,6 +3,7 @@
 The table ``weights.tsv`` is the only home of these names. Engines fuse projections along their rows: a *part* of a live
 parameter is one tensor of the checkpoint, or a rank's share of it. They stack the experts of a layer: ``NAME[3].T`` is
 the transpose of the fourth matrix of ``NAME``. ``|`` stands between the names that engines have for the same thing.
+``when`` is a tag of the models that a row is for, or ``!`` and a tag of those that it is not for.
 """
 
 from __future__ import annotations
@@ -87,13 +88,13 @@ def _rows() -> tuple[tuple[str, ...], ...]:
 
 def splits() -> tuple[tuple[str, str, str], ...]:
     """``(kind, name of the tensor with {i} for the layer, what tensor parallelism splits)`` of the whole table."""
-    return tuple((kind, tensor, divided) for kind, tensor, _, _, divided in _rows())
+    return tuple((kind, tensor, divided) for kind, tensor, _, _, divided, _ in _rows())
 
 
 def parameters(structure: Structure) -> Iterator[Parameter]:
     """Every tensor that the table knows of a model, biases included whether or not the model has them."""
-    for kind, tensor, live, part, divided in _rows():
-        if not structure.has(kinds()[kind]):
+    for kind, tensor, live, part, divided, when in _rows():
+        if not structure.has(kinds()[kind]) or not structure.tagged(when):
             continue
         for layer in range(structure.layers) if kinds()[kind].per_layer else (None,):
             for expert in range(structure.experts if "{e}" in tensor else 1):

@@ -10,15 +10,20 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
+#: Names of the activation that the table's ``silu_mul`` stands for.
+SILU = ("silu", "swish")
 #: What adds up the ranks' parts of the experts' results, and what shared experts add.
 EXPERT_SUM = "expert_sum"
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _PREFIX = "layers.{i}."
 #: Architecture → tags that select its rows. Families of the table that name models appear as they are.
+#: ``sandwich``: a norm before and behind each block, and ``post_attention_layernorm`` is the one behind attention.
 ARCHITECTURES: dict[str, tuple[str, ...]] = {
+    "Gemma2ForCausalLM": ("all", "gqa", "dense", "sandwich"),
     "LlamaForCausalLM": ("all", "gqa", "dense"),
     "MistralForCausalLM": ("all", "gqa", "dense"),
     "Qwen2ForCausalLM": ("all", "gqa", "dense"),
@@ -26,6 +31,22 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "Qwen2MoeForCausalLM": ("all", "gqa", "moe", "shared_experts", "gated_shared_experts"),
     "Qwen3MoeForCausalLM": ("all", "gqa", "moe", "qwen3_moe"),
 }
+#: Architectures whose norms multiply with ``1 + weight`` and whose embedding is scaled by ``sqrt(hidden)``, and what
+#: their configuration class reads where a file is silent.
+_GEMMAS: dict[str, dict[str, Any]] = {
+    "Gemma2ForCausalLM": {
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    },
+}
+_SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+#: Architectures without any window, whatever the file says, and with one in every layer.
+_NEVER_SLIDE, _ALWAYS_SLIDE = ("LlamaForCausalLM",), ("MistralForCausalLM",)
 _EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
@@ -150,6 +171,9 @@ class Structure:
         rope: the configuration's rope parameters, as transformers normalises them (``rope_theta``, ``rope_type``, …).
         scale: of the attention scores.
         window: sliding window in tokens, ``None`` for none.
+        activation: of the MLP, as the configuration names it.
+        norm_offset: added to the weights of norms before they multiply.
+        embed_scale: what the embedding's rows are multiplied with on their way into layer 0.
         tied: the head shares the embedding's weight.
     """
 
@@ -172,6 +196,9 @@ class Structure:
     shared: int = 0
     dp: int = 1
     ep: int = 1
+    activation: str = "silu"
+    norm_offset: float = 0.0
+    embed_scale: float = 1.0
 
     @property
     def expert_tp(self) -> int:
@@ -185,6 +212,10 @@ class Structure:
     def gathers_experts(self) -> bool:
         """Whether the groups' tokens meet before the experts, each of which is split over the ranks of all groups."""
         return self.experts > 0 and self.dp > 1 and self.ep == 1
+
+    def tagged(self, when: str) -> bool:
+        """Whether a table's row for models with a tag (``!tag``: without it, nothing: all) is one of this model."""
+        return not when or (when.removeprefix("!") in self.tags) != when.startswith("!")
 
     def has(self, kind: Kind) -> bool:
         """Whether the model has this kind of checkpoint in this layout."""
@@ -206,6 +237,8 @@ class Structure:
                 return EXPERT_SUM
             others = {"shared_experts", "gated_shared_experts"} & set(self.tags)
             return ("identity", "add", "gated_add")[len(others)]
+        if kind.name == "mlp.act" and self.activation not in SILU:
+            return "gelu_mul"
         return kind.operators[-1 if self.tp > 1 else 0]
 
     def inputs(self, name: Name) -> tuple[Name, ...]:
@@ -264,12 +297,15 @@ def structure_of(config: Mapping[str, Any], tp: int = 1, dp: int = 1, ep: int = 
     """The structure that a checkpoint's config.json describes.
 
     Raises:
-        ValueError: an architecture that :data:`ARCHITECTURES` does not have, or layers of two kinds.
+        ValueError: an architecture that :data:`ARCHITECTURES` does not have, layers of two kinds, or soft caps.
     """
     named = config.get("architectures") or ["unknown"]
     if named[0] not in ARCHITECTURES:
         raise ValueError(f"no checkpoints are defined for {named[0]}; valid: {', '.join(ARCHITECTURES)}")
-    tags = ARCHITECTURES[named[0]]
+    tags, gemma = ARCHITECTURES[named[0]], named[0] in _GEMMAS
+    config = {**_GEMMAS.get(named[0], {}), **config}
+    if gemma and any(config[cap] for cap in _SOFT_CAPS):
+        raise ValueError(f"no checkpoints are defined for a model with soft caps ({', '.join(_SOFT_CAPS)})")
     routed = "moe" in tags
     if routed and (config.get("mlp_only_layers") or int(config.get("decoder_sparse_step") or 1) != 1):
         raise ValueError(
@@ -278,14 +314,7 @@ def structure_of(config: Mapping[str, Any], tp: int = 1, dp: int = 1, ep: int = 
         )
     heads = int(config["num_attention_heads"])
     head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
-    # As transformers: Llama has none, all of Mistral's layers slide; the Qwens if told to, from layer
-    # ``max_window_layers`` (28 by default) on.
-    slides = named[0] == "MistralForCausalLM" or (
-        named[0] != "LlamaForCausalLM"
-        and config.get("use_sliding_window", False)
-        and int(config.get("max_window_layers", 28)) < int(config["num_hidden_layers"])
-    )
-    window = config.get("sliding_window") if slides else None
+    window = _window_of(named[0], config)
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if "max_position_embeddings" in config:  # dynamic scaling begins behind it
         rope.setdefault("max_position_embeddings", int(config["max_position_embeddings"]))
@@ -302,8 +331,8 @@ def structure_of(config: Mapping[str, Any], tp: int = 1, dp: int = 1, ep: int = 
         vocab=int(config["vocab_size"]),
         eps=float(config.get("rms_norm_eps", 1e-6)),
         rope=rope,
-        scale=head_dim**-0.5,
-        window=None if window is None else int(window),
+        scale=_scale_of(config, head_dim),
+        window=window,
         tied=bool(config.get("tie_word_embeddings", False)),
         tp=tp,
         dp=dp,
@@ -311,4 +340,39 @@ def structure_of(config: Mapping[str, Any], tp: int = 1, dp: int = 1, ep: int = 
         experts=experts_in(config) if routed else 0,
         topk=int(config["num_experts_per_tok"]) if routed else 0,
         shared=int(config["shared_expert_intermediate_size"]) if "shared_experts" in tags else 0,
+        activation=str(config.get("hidden_activation") or config.get("hidden_act") or "silu"),
+        norm_offset=1.0 if gemma else 0.0,
+        embed_scale=float(config["hidden_size"]) ** 0.5 if gemma else 1.0,
     )
+
+
+def _scale_of(config: Mapping[str, Any], head_dim: int) -> float:
+    """Of the attention scores: ``1/sqrt(head_dim)``, or what a configuration puts in its place."""
+    if config.get("attention_multiplier") is not None:
+        return float(config["attention_multiplier"])
+    divisor = float(config.get("query_pre_attn_scalar") or head_dim)
+    return 1 / sqrt(divisor)
+
+
+def _window_of(architecture: str, config: Mapping[str, Any]) -> int | None:
+    """The window that layers have, if any; as transformers.
+
+    Llama has none, all of Mistral's layers slide; the Qwens' if told to, from layer ``max_window_layers`` (28 by
+    default) on; Gemma's are told by ``layer_types``, every other one by default.
+
+    Raises:
+        ValueError: layers of two kinds in a family that has no table for them.
+    """
+    size = config.get("sliding_window")
+    if architecture in _NEVER_SLIDE or size is None:
+        return None
+    if architecture in _GEMMAS:
+        kinds_of_layers = set(config.get("layer_types") or ("sliding_attention", "full_attention"))
+        if len(kinds_of_layers) > 1:
+            raise ValueError("no checkpoints are defined for a model with and without a window (layer_types)")
+        return int(size) if kinds_of_layers == {"sliding_attention"} else None
+    slides = architecture in _ALWAYS_SLIDE or (
+        config.get("use_sliding_window", False)
+        and int(config.get("max_window_layers", 28)) < int(config["num_hidden_layers"])
+    )
+    return int(size) if slides else None

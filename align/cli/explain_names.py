@@ -149,7 +149,8 @@ def _checkpoint(kind: Kind, layer: int | None, known: Knowledge, language: Langu
     taps = list(_taps(kind, layer))
     record = {
         "kind": kind.name, "layer": layer, "operators": list(kind.operators), "axes": list(kind.axes),
-        "reads": reads, "read_by": by, "exists_when": kind.exists_when, "meaning": kind.meaning, "taps": dict(taps),
+        "reads": reads, "read_by": by, "exists_when": kind.exists_when, "meaning": kind.meaning,
+        "taps": {engine: "; ".join(said for one, said in taps if one == engine) for engine, _ in taps},
     }  # fmt: skip
     return Told(
         name,
@@ -314,14 +315,15 @@ def lists() -> dict[str, tuple[str, ...]]:
 
 
 def _taps(kind: Kind, layer: int | None) -> Iterator[tuple[str, str]]:
-    """Engine, and where it yields the checkpoint."""
+    """Engine, and where it yields the checkpoint; behind it for which models, as the table of taps says."""
     from adapters.probe.taps import ENGINES, load_taps
 
     for engine in ENGINES:
         for tap in load_taps(engine):
             if tap.checkpoint == kind.name:
                 site = tap.site if layer is None else tap.site.replace("{i}", str(layer))
-                yield engine, f"{tap.where}, {tap.pick}{f' at {site}' if site else ''}, as {tap.transform}"
+                when = f" ({tap.when})" if tap.when else ""
+                yield engine, f"{tap.where}, {tap.pick}{f' at {site}' if site else ''}, as {tap.transform}{when}"
 
 
 def _next_of(kind: Kind) -> str:

@@ -11,7 +11,7 @@ from adapters.probe.taps import load_taps
 from align.cli.output import columns, print_json
 from align.errors import EXIT_ALIGNED, UserError
 
-_COLUMNS = ("checkpoint", "where", "pick", "transform", "inverse")
+_COLUMNS = ("checkpoint", "where", "pick", "transform", "inverse", "when")
 _SHORT = ("checkpoint", "transform", "inverse")
 
 
@@ -30,7 +30,7 @@ def execute(engine: str, json: bool = False) -> int:
         print_json({"engine": engine, "taps": rows})
         return EXIT_ALIGNED
     console = Console(soft_wrap=True, emoji=False, highlight=False)
-    whole = columns([_COLUMNS, *([str(getattr(tap, column)) for column in _COLUMNS] for tap in taps)])
+    whole = columns([_COLUMNS, *([str(getattr(tap, column)) or "always" for column in _COLUMNS] for tap in taps)])
     if not console.is_terminal:  # for a file or another program: one row a line
         print(whole)
     elif max(map(len, whole.splitlines())) <= console.width:

@@ -7,10 +7,10 @@ Nobody asked it to, so that stopping would hide what is wrong: a norm's epsilon,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from align import sentences
-from align.checkpoints.table import kinds, parse
+from align.checkpoints.table import Structure, kinds, parse
 from align.conditions.table import TABLE
 from align.conditions.types import Condition
 from align.findings import Finding
@@ -24,20 +24,28 @@ _NORMS = {
     "q_norm": "attn.q_norm",
     "k_norm": "attn.k_norm",
 }
+#: The same of models with norms before and behind each block.
+_SANDWICH = {
+    **_NORMS,
+    "post_attention_layernorm": "attn.post_norm",
+    "pre_feedforward_layernorm": "mlp_norm",
+    "post_feedforward_layernorm": "mlp.post_norm",
+}
 
 
-def configuration_findings(conditions: Iterable[Condition]) -> list[Finding]:
-    """One finding for each side and operator, with all that says so."""
+def configuration_findings(conditions: Iterable[Condition], structure: Structure | None = None) -> list[Finding]:
+    """One finding for each side and operator, with all that says so; the structure tells what norms are called."""
+    norms = _SANDWICH if structure is not None and "sandwich" in structure.tags else _NORMS
     told = {row.name: row.told for row in TABLE if row.told is not None}
     groups: dict[tuple[str, tuple[str, str]], list[Condition]] = {}
     for condition in conditions:
         if condition.told:
             for side in condition.sides:
                 groups.setdefault((side, told[condition.name]), []).append(condition)
-    return [_finding(side, told[group[0].name], group) for (side, _), group in groups.items()]
+    return [_finding(side, told[group[0].name], group, norms) for (side, _), group in groups.items()]
 
 
-def _finding(side: str, place: tuple[str, str], group: Sequence[Condition]) -> Finding:
+def _finding(side: str, place: tuple[str, str], group: Sequence[Condition], norms: Mapping[str, str]) -> Finding:
     path = next(row.told[0] for row in TABLE if row.told == place)
     said = [
         {
@@ -50,7 +58,7 @@ def _finding(side: str, place: tuple[str, str], group: Sequence[Condition]) -> F
         for one in group
     ]
     places = tuple(dict.fromkeys(name for one in group for name in one.places.get(side, ())))
-    checkpoint = _checkpoint_of(places, place[1])
+    checkpoint = _checkpoint_of(places, place[1], norms)
     what = sentences.said(
         "configuration.what",
         names=[one.name for one in group],
@@ -71,21 +79,23 @@ def _finding(side: str, place: tuple[str, str], group: Sequence[Condition]) -> F
     )
 
 
-def _checkpoint_of(places: Sequence[str], kind: str) -> str:
+def _checkpoint_of(places: Sequence[str], kind: str, norms: Mapping[str, str]) -> str:
     """The checkpoint of the first module that is wrong; the first layer's, if all modules are."""
     if not places:
         return kinds()[kind].at(0)
     found = _LAYER.search(places[0])
-    tail = next((_NORMS[part] for part in reversed(places[0].split(".")) if part in _NORMS), kind)
+    tail = next((norms[part] for part in reversed(places[0].split(".")) if part in norms), kind)
     if found is None:  # behind the last layer
         return "final_norm"
     return kinds()[tail if kind == "attn_norm" else kind].at(int(found[1]))
 
 
-def with_configuration(findings: Sequence[Finding], conditions: Iterable[Condition]) -> tuple[Finding, ...]:
+def with_configuration(
+    findings: Sequence[Finding], conditions: Iterable[Condition], structure: Structure | None = None
+) -> tuple[Finding, ...]:
     """All findings: that of a configuration behind the first one of an operator that it explains, else in front."""
     found = list(findings)
-    for one in configuration_findings(conditions):
+    for one in configuration_findings(conditions, structure):
         place = next((at + 1 for at, other in enumerate(found) if _explains(one, other)), None)
         if place is None:
             place = sum(other.path == "INPUT" for other in found)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from adapters.base import RowSpan
-from adapters.transformers.tensors import ABSENT, Watcher
+from adapters.transformers.tensors import ABSENT, Watcher, fill_window
 from align.checkpoints.table import Structure, kinds, structure_of
 from align.golden.experts import digest_of
 from align.models.info import ModelInfo
@@ -62,6 +62,7 @@ def load_model(info: ModelInfo) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         info.path, dtype=torch.float32, attn_implementation="eager", local_files_only=True
     )
+    fill_window(model.config)
     return model.eval()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from align.models import mistral, qwen3, qwen_moe, smollm2
+from align.models import gemma2, mistral, qwen3, qwen_moe, smollm2
 from align.models.cache import Say, build_once, models_dir
 from align.models.text import TEXTS
 
@@ -115,6 +115,19 @@ PRESETS: dict[str, Preset] = {
                     mistral.build,
                 ),
             )
+        ),
+        Preset(
+            "gemma2",
+            f"tiny seeded Gemma 2 (4 layers, 4 heads, 2 kv heads), attention scaled by 1/sqrt({gemma2.SCALAR})",
+            {
+                "seed": gemma2.SEED,
+                "config": gemma2.CONFIG,
+                "norms": [gemma2.BEFORE, gemma2.BEHIND],
+                "generation": qwen3.GENERATION_CONFIG,
+                "template": qwen3.CHAT_TEMPLATE,
+                "prompts": qwen3.PROMPT_LENGTHS,
+            },
+            gemma2.build,
         ),
         Preset(
             "smollm2",

@@ -126,21 +126,29 @@ def bell(seed: int, name: str, count: int) -> NDArray[np.float32]:
 Shapes = Callable[[Mapping[str, Any]], "Iterator[tuple[str, tuple[int, ...]]]"]
 
 
+#: About which value the weights of a norm lie.
+Centre = Callable[[str], float]
+
+
 def weights(
-    seed: int = SEED, config: Mapping[str, Any] = CONFIG, parameters: Shapes = shapes
+    seed: int = SEED,
+    config: Mapping[str, Any] = CONFIG,
+    parameters: Shapes = shapes,
+    centre: Centre = lambda name: 1.0,
 ) -> dict[str, torch.Tensor]:
     """All parameters in bfloat16; greedy output varies and the logits' deviation is about 2."""
     import torch
 
     tensors = {}
+    head = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
     for name, shape in parameters(config):
         count = shape[0] * (shape[1] if len(shape) == 2 else 1)
         values = torch.from_numpy(bell(seed, name, count)).reshape(shape)
         if name.endswith(".bias"):
             values = 0.1 * values
         elif len(shape) == 1:
-            values = 1.0 + 0.1 * values
-        elif name == "lm_head.weight":
+            values = centre(name) + 0.1 * values
+        elif name == head:
             values = values * (2.0 / sqrt(shape[1]))
         elif name != "model.embed_tokens.weight":
             values = values * (1.2 / sqrt(shape[1]))
@@ -207,11 +215,16 @@ def write_tokenizer(folder: Path, size: int = VOCAB) -> None:
 
 
 def build(
-    folder: Path, say: Say, seed: int = SEED, config: Mapping[str, Any] = CONFIG, parameters: Shapes = shapes
+    folder: Path,
+    say: Say,
+    seed: int = SEED,
+    config: Mapping[str, Any] = CONFIG,
+    parameters: Shapes = shapes,
+    centre: Centre = lambda name: 1.0,
 ) -> None:
     """Write the whole checkpoint into an existing empty ``folder``. Takes about a second, 8 MB.
 
-    ``parameters`` gives names and shapes for a configuration.
+    ``parameters`` gives names and shapes for a configuration, ``centre`` what a norm's weights lie about.
     """
     from safetensors.torch import save
 
@@ -220,7 +233,9 @@ def build(
     write_tokenizer(folder, config["vocab_size"])
     write_prompts(folder, [(ids, None) for ids in default_prompts(seed)])
     say("computing the weights")
-    (folder / "model.safetensors").write_bytes(save(weights(seed, config, parameters), metadata={"format": "pt"}))
+    (folder / "model.safetensors").write_bytes(
+        save(weights(seed, config, parameters, centre), metadata={"format": "pt"})
+    )
 
 
 def build_mqa(folder: Path, say: Say) -> None:

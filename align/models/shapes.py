@@ -10,7 +10,7 @@ from align.errors import UserError
 from align.models.info import ModelInfo, check_weights
 
 #: Dense architectures whose tensors are named and shaped as :func:`expected` says.
-DENSE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+DENSE = ("Gemma2ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 #: The same with a file's tensors for each expert; see :mod:`align.models.qwen_moe`.
 WITH_EXPERTS = ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 #: What the simulated NPU has all operators of.

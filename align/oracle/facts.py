@@ -12,8 +12,6 @@ from align.checkpoints.table import Structure
 
 #: Model types whose rotary embedding pairs neighbouring channels (transformers' modeling files: ``x[..., 0::2]``).
 INTERLEAVED = ("gptj", "codegen", "cohere", "cohere2", "glm", "glm4", "ernie4_5", "ernie4_5_moe", "helium")
-#: Model types whose norms multiply with ``1 + weight``.
-OFFSET_NORMS = ("gemma", "gemma2", "gemma3", "gemma3_text")
 #: Architectures whose window counts only with ``use_sliding_window`` (their configuration classes drop it otherwise).
 _SWITCHED = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 #: Architectures with the window in every layer (its configuration class has no ``layer_types``).
@@ -70,14 +68,12 @@ def facts_of(config: Mapping[str, Any], structure: Structure) -> Facts:
     if config.get("partial_rotary_factor") is not None:
         rope.setdefault("partial_rotary_factor", float(config["partial_rotary_factor"]))
     by_layer = [key for key, value in rope.items() if isinstance(value, Mapping)]
-    scalar, multiplier = config.get("query_pre_attn_scalar"), config.get("attention_multiplier")
-    scale = structure.scale if scalar is None else float(scalar) ** -0.5
     return Facts(
-        activation=str(config.get("hidden_activation") or config.get("hidden_act") or "silu"),
-        scale=scale if multiplier is None else float(multiplier),
+        activation=structure.activation,
+        scale=structure.scale,
         softcap=_number(config.get("attn_logit_softcapping")),
         logits_softcap=_number(config.get("final_logit_softcapping")),
-        norm_offset=1.0 if kind in OFFSET_NORMS else 0.0,
+        norm_offset=structure.norm_offset,
         rope=rope,
         rope_why=f"the rope parameters differ by kind of layer ({', '.join(sorted(by_layer))})" if by_layer else "",
         interleaved=bool(config.get("rope_interleaved", kind in INTERLEAVED)),

@@ -64,6 +64,8 @@ class Operators:
         operator = task.operator
         if operator == "identity":
             return recompute.identity(inputs[0], F64)
+        if operator == "scale":
+            return recompute.scaled(inputs[0], self._structure.embed_scale, F64)
         if operator == "add":
             return recompute.add(inputs[0], inputs[1], F64)
         if operator in ("silu_mul", "gelu_mul"):

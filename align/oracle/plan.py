@@ -20,7 +20,6 @@ _BY_KIND = {
 #: Kinds that an operator reads although the table does not list them.
 _ALSO = {"moe.topk_weights": ("moe.topk_ids",)}
 _EXPERTS = ("moe.shared", "moe.routed")
-_PLAIN_SILU = ("silu", "swish")
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,7 @@ def _task(structure: Structure, facts: Facts, name: Name) -> Task:
     inputs = structure.inputs(name)
     operator = _BY_KIND.get(name.kind.name, operator)
     if operator == "add" and len(inputs) == 1:  # layer 0
-        operator = "identity"
-    if operator == "silu_mul" and facts.activation not in _PLAIN_SILU:
-        operator = "gelu_mul"
+        operator = "identity" if structure.embed_scale == 1.0 else "scale"
     also = tuple(Name(parse(f"layers.0.{kind}").kind, name.layer) for kind in _ALSO.get(name.kind.name, ()))
     # Of experts the sum over the ranks is judged: how a rank comes by its part is a matter of the engine's method.
     partial = name.kind.shard == "partial" and structure.tp > 1 and name.kind.name not in _EXPERTS

@@ -28,7 +28,7 @@ from align.run.report import Report
 from align.sentences import said, text_of
 
 #: Presets whose weights are random: what they say is no language.
-RANDOM_MODELS = ("qwen3", "qwen3-mqa", "qwen3-moe", "qwen2-moe", "mistral")
+RANDOM_MODELS = ("qwen3", "qwen3-mqa", "qwen3-moe", "qwen2-moe", "mistral", "gemma2")
 _SHOWN_FINDINGS = 5
 
 

@@ -125,7 +125,7 @@ class Flow:
         self._compare("free", {role: side.free for role, side in session.outcome.sides.items()})
         if report.findings:
             return  # a side does not repeat itself, and its indices say why
-        report.findings = with_configuration((), report.conditions)
+        report.findings = with_configuration((), report.conditions, self._structure)
         if self._structure is not None:
             self._tensors(self._structure)
         elif self._wants_replay():
@@ -345,7 +345,7 @@ class Flow:
                 report.collectives,
             )
             report.comparisons = behind_routers(report.comparisons, report.tensors.flipped)
-            report.findings = with_configuration(report.findings, report.conditions)
+            report.findings = with_configuration(report.findings, report.conditions, self._structure)
             judge_recordings(report, traces)
 
     def _write_manifests(self, directories: Mapping[str, Path], look: int) -> None:

@@ -166,7 +166,7 @@ class Offline:
                 report.collectives,
             )
         report.comparisons = behind_routers(report.comparisons, report.tensors.flipped)
-        report.findings = with_configuration(report.findings, report.conditions)
+        report.findings = with_configuration(report.findings, report.conditions, traces["candidate"].structure)
         judge_recordings(report, traces)
         if report.findings:
             with report.timed("diagnose"):

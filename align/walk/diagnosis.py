@@ -258,7 +258,9 @@ def _inputs(operator: str, name: Name, trace: Recorded, oracle: Oracle, rows: _R
     if "weight" in names and oracle.weights is not None:
         weight = oracle.weights.name(name.kind.name, name.layer)
         if weight is not None:
-            found["weight"] = oracle.weights.read(weight)
+            read = oracle.weights.read(weight)
+            offset = oracle.facts.norm_offset if operator == "rms_norm" else 0.0
+            found["weight"] = read.double() + offset if offset else read
         bias = oracle.weights.name(name.kind.name, name.layer, bias=True)
         if bias is not None and "bias?" in names:
             found["bias"] = oracle.weights.read(bias)

@@ -90,6 +90,10 @@ if given.get("block_table") is None:
     ),
     "mask_dtype": ArgumentFault('given["atten_mask"] = given["atten_mask"].half()', "fa.mask.dtype", FUSED, "prefill"),
     "scale_omitted": ArgumentFault('given.pop("scale")', "fa.scale.model", FUSED, "prefill", 2),
+    # F24 of the catalogue: the scale that most models have, in one whose configuration has another.
+    "scale_of_head_dim": ArgumentFault(
+        'given["scale"] = given["query"].shape[-1] ** -0.5', "fa.scale.model", FUSED, "prefill", 2, "gemma2"
+    ),
     "heads_not_split": ArgumentFault('given["num_heads"] *= 2', "fa.layout.query-heads", FUSED, "prefill"),
     "table_int64": ArgumentFault(
         """
@@ -150,6 +154,9 @@ if "mask" in given:
         "fa.mask.atb-dtype", PREFILL, "prefill",
     ),
     "scale_omitted": ArgumentFault('given["scale_value"] = 1.0', "fa.scale.model", PREFILL, "prefill", 2),
+    "scale_of_head_dim": ArgumentFault(
+        'given["scale_value"] = given["query"].shape[-1] ** -0.5', "fa.scale.model", PREFILL, "prefill", 2, "gemma2"
+    ),
     "heads_not_split": ArgumentFault(
         'given["num_kv_heads"] *= 2', "fa.layout.kv-heads-of-rank", PREFILL, "prefill"
     ),

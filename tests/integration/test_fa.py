@@ -7,17 +7,22 @@ Most of it is ``make extended``.
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from adapters.base import SIDES
+from align.oracle import Oracle
+from align.trace.reader import Trace
 from tests.integration.argument_faults import FAULTS, argument_patch
 from tests.integration.support import ENGINES, run_align
 from tests.integration.test_batches import BATCHES, ran
 
 pytestmark = pytest.mark.timeout(600)
+#: F24 of the catalogue, literally: it has a test of its own, of arguments and numbers together.
+F24 = "scale_of_head_dim"
 #: One that the operator computes with, and one that it refuses, of each engine.
 _USUAL = (
     ("candidate", "scale_omitted"), ("candidate", "mask_dtype"), ("reference", "raw_lengths"),
@@ -27,6 +32,7 @@ _CASES = [
     pytest.param(side, name, marks=() if (side, name) in _USUAL else pytest.mark.extended, id=f"{ENGINES[side]}-{name}")
     for side in SIDES
     for name in FAULTS[ENGINES[side]]
+    if name != F24
 ]
 
 
@@ -82,6 +88,32 @@ def test_numbers_that_are_wrong_name_the_argument_as_their_cause(side: str, tmp_
     )
 
 
+@pytest.mark.parametrize("side", [pytest.param("candidate"), pytest.param("reference", marks=pytest.mark.extended)])
+def test_one_over_the_root_of_head_dim_in_the_place_of_the_models_scale(side: str, tmp_path: Path) -> None:
+    """F24 of the catalogue. The first token of a request sees one key, so that no scale is wrong there."""
+    fault = FAULTS[ENGINES[side]][F24]
+    patch = argument_patch(ENGINES[side], F24, tmp_path)
+    code, result, output = run(tmp_path / "run", "--model", fault.model, "--no-confirm", "--patch", f"{side}={patch}")
+    first = result["findings"][0]
+    assert (code, first["path"], first["side"], first["checkpoint"]) == (1, "B", side, "layers.2.attn.out"), output
+    assert first["evidence"]["likely_rules"] == [fault.rule]
+    with closing(Trace(tmp_path / "run" / side / "trace")) as trace, Oracle(trace) as oracle:
+        (judged,) = oracle.judge(["layers.2.attn.out"])
+    assert judged.tokens is not None
+    wrong = {place.position for place, ratio in zip(judged.places, judged.tokens.ratio, strict=True) if ratio > 1}
+    assert wrong and 0 not in wrong
+    (fit,) = (one for one in result["diagnosis"]["fits"] if one["kind"] == "attention_scale")
+    found = fit["parameters"]
+    assert (result["diagnosis"]["fault"], result["diagnosis"]["side"]) == ("attention_scale", side)
+    assert (found["expected"], found["named"]) == (pytest.approx(1 / 12), ["1/sqrt(head_dim)"])
+    assert found["ratio"] == pytest.approx((144 / 128) ** 0.5, rel=1e-3)
+    told = {(one["phase"], one["layer"]) for one in result["findings"] if one["path"] == "FA" and one["side"] == side}
+    assert told == {("prefill", 2), ("decode", 2)}
+    assert {one["evidence"]["rule"] for one in result["findings"] if one["path"] == "FA"} == {fault.rule}
+    items = {item["id"]: item for one in result["checklists"] for item in one["items"]}
+    assert items["000-Q06"]["state"] == "failed" and fault.rule in items["000-Q06"]["what"]
+
+
 @pytest.mark.extended
 def test_heads_of_the_whole_model_on_one_rank(tmp_path: Path) -> None:
     patch = argument_patch("vllm", "heads_not_split", tmp_path)
@@ -99,6 +131,7 @@ def test_heads_of_the_whole_model_on_one_rank(tmp_path: Path) -> None:
     [
         ("qwen3", False),
         pytest.param("smollm2", False, marks=pytest.mark.extended),
+        pytest.param("gemma2", False, marks=pytest.mark.extended),
         pytest.param("qwen3", True, marks=pytest.mark.extended),
     ],
 )

@@ -24,11 +24,13 @@ FIRST = {
 MODELS = {
     "lmdeploy": [
         "lmdeploy.pytorch.models.llama:LlamaForCausalLM",
+        "lmdeploy.pytorch.models.gemma:GemmaForCausalLM",
         "lmdeploy.pytorch.models.qwen2:Qwen2ForCausalLM",
         "lmdeploy.pytorch.models.qwen3:Qwen3ForCausalLM",
     ],
     "vllm": [
         "vllm.model_executor.models.llama:LlamaForCausalLM",
+        "vllm.model_executor.models.gemma2:Gemma2ForCausalLM",
         "vllm.model_executor.models.qwen2:Qwen2ForCausalLM",
         "vllm.model_executor.models.qwen3:Qwen3ForCausalLM",
     ],

@@ -22,7 +22,7 @@ from align.checkpoints.recompute.routed import (
     expert_weights,
     gated_mlp,
 )
-from align.checkpoints.recompute.rows import add, embedding, gated_add, identity, rms_norm
+from align.checkpoints.recompute.rows import add, embedding, gated_add, identity, rms_norm, scaled
 
 __all__ = [
     "ACTIVATIONS",
@@ -45,6 +45,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "rope_frequencies",
+    "scaled",
     "silu_mul",
     "soft_cap",
     "tiny",

@@ -1,4 +1,4 @@
-"""Operators that work row by row without a matrix: copies, the embedding, the sum, RMSNorm."""
+"""Operators that work row by row without a matrix: copies, the embedding, a factor, the sum, RMSNorm."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ def embedding(token_ids: Tensor, weight: Tensor, compute: torch.dtype = torch.fl
 def add(a: Tensor, b: Tensor, compute: torch.dtype = torch.float32) -> Exact:
     """``a + b``. One rounding of the sum, whatever cancels: ``|a + b|``."""
     return of_itself(a.to(compute) + b.to(compute), a.dtype)
+
+
+def scaled(x: Tensor, factor: float, compute: torch.dtype = torch.float32) -> Exact:
+    """``factor × x``, with the factor rounded to the dtype of ``x`` first, as transformers scales Gemma's embedding.
+
+    One rounding of the product.
+    """
+    return of_itself(x.to(compute) * torch.tensor(factor, dtype=x.dtype).to(compute), x.dtype)
 
 
 def gated_add(a: Tensor, b: Tensor, gate: Tensor, compute: torch.dtype = torch.float32) -> Exact:

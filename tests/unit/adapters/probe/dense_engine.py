@@ -27,6 +27,19 @@ CONFIG: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
 }
+#: The same as Gemma 2 computes: norms on both sides of a block that add 1 to their weights, a scaled embedding, GELU,
+#: and scores that are not divided by the root of 16.
+GEMMA: dict[str, Any] = {
+    **CONFIG,
+    "architectures": ["Gemma2ForCausalLM"],
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "layer_types": ["full_attention"] * 3,
+    "model_type": "gemma2",
+    "query_pre_attn_scalar": 9,
+    "tie_word_embeddings": False,
+}
 
 
 class DenseWeights:
@@ -34,6 +47,8 @@ class DenseWeights:
 
     def __init__(self, structure: Structure, dtype: torch.dtype) -> None:
         chance = torch.Generator().manual_seed(1)
+        self.norm_offset = structure.norm_offset
+        centre = 1 - structure.norm_offset
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=chance).div(math.sqrt(shape[-1])).to(dtype)
@@ -43,17 +58,19 @@ class DenseWeights:
         linear = {"attn.q": (q, hidden), "attn.k": (kv, hidden), "attn.v": (kv, hidden), "attn.o": (hidden, q)}
         linear |= {"mlp.gate": (wide, hidden), "mlp.up": (wide, hidden), "mlp.down": (hidden, wide)}
         norms = {"attn_norm": hidden, "mlp_norm": hidden}
+        if "sandwich" in structure.tags:
+            norms |= {"attn.post_norm": hidden, "mlp.post_norm": hidden}
         if "qwen3" in structure.tags:
             norms |= {"attn.q_norm": structure.head_dim, "attn.k_norm": structure.head_dim}
         self.of: dict[tuple[str, int | None], Tensor] = {}
         self.biases: dict[tuple[str, int | None], Tensor] = {}
         for layer in range(structure.layers):
             self.of |= {(kind, layer): normal(*shape) for kind, shape in linear.items()}
-            self.of |= {(kind, layer): 1 + normal(size) for kind, size in norms.items()}
+            self.of |= {(kind, layer): centre + normal(size) for kind, size in norms.items()}
             self.biases[("attn.q", layer)] = normal(q)
         self.of[("embed", None)] = normal(structure.vocab, hidden) * 5
         self.of[("logits", None)] = normal(structure.vocab, hidden)
-        self.of[("final_norm", None)] = 1 + normal(hidden)
+        self.of[("final_norm", None)] = centre + normal(hidden)
 
     def weight(self, kind: str, layer: int | None) -> Tensor | None:
         return self.of.get((kind, layer))
@@ -88,8 +105,14 @@ class DenseEngine:
         self._inverse, _ = recompute.rope_frequencies(self.structure.rope, self.structure.head_dim)
 
     def _norm(self, kind: str, layer: int | None, x: Tensor) -> Tensor:
-        kernel: Callable[..., Tensor] = eager.norm_native if self.native else eager.norm_internal
-        return kernel(x, self.weights.of[(kind, layer)], self.structure.eps)
+        weight, offset = self.weights.of[(kind, layer)], self.structure.norm_offset
+        if self.native:  # the sum with the offset is rounded too
+            return eager.norm_native(x, weight + offset if offset else weight, self.structure.eps)
+        return eager.norm_internal(x, weight.double() + offset, self.structure.eps).to(x.dtype)
+
+    def _behind(self, kind: str, layer: int, x: Tensor, put: Callable[[str, Tensor], Tensor]) -> Tensor:
+        """What a block adds to the residual stream."""
+        return put(kind, self._norm(kind, layer, x)) if "sandwich" in self.structure.tags else x
 
     def _linear(self, kind: str, layer: int | None, x: Tensor) -> Tensor:
         weight, bias = self.weights.of[(kind, layer)], self.weights.bias(kind, layer)
@@ -125,8 +148,13 @@ class DenseEngine:
             return tensor
 
         turn = eager.rope_native if self.native else eager.rope_internal
-        act = eager.silu_native if self.native else eager.silu_internal
+        if structure.activation == "silu":
+            act = eager.silu_native if self.native else eager.silu_internal
+        else:
+            act = eager.gelu_tanh_native if self.native else eager.gelu_tanh_internal
         x = embed = self.weights.of[("embed", None)][ids]
+        if structure.embed_scale != 1:
+            x = embed * torch.tensor(structure.embed_scale, dtype=self.dtype)
         for layer in range(structure.layers):
             put("block_in", x)
             normal = put("attn_norm", self._norm("attn_norm", layer, x))
@@ -141,10 +169,12 @@ class DenseEngine:
             put("attn.key_states", k)
             put("attn.value_states", v)
             out = put("attn.out", self._attend(rows, layer, q, k, v))
-            x = put("mid", x + put("attn.o", self._linear("attn.o", layer, out.flatten(1))))
+            added = put("attn.o", self._linear("attn.o", layer, out.flatten(1)))
+            x = put("mid", x + self._behind("attn.post_norm", layer, added, put))
             normal = put("mlp_norm", self._norm("mlp_norm", layer, x))
             gate, up = (put(f"mlp.{one}", self._linear(f"mlp.{one}", layer, normal)) for one in ("gate", "up"))
-            x = x + put("mlp.down", self._linear("mlp.down", layer, put("mlp.act", act(gate, up))))
+            added = put("mlp.down", self._linear("mlp.down", layer, put("mlp.act", act(gate, up))))
+            x = x + self._behind("mlp.post_norm", layer, added, put)
         values = {kind: torch.stack(tensors) for kind, tensors in found.items()}
         ends = (torch.tensor([span.count for span in rows]).cumsum(0) - 1).tolist()
         final = self._norm("final_norm", None, x)

@@ -35,6 +35,8 @@ SLOTS = "attn.kv_start_indices"
 
 
 class NoWeights:
+    norm_offset = 0.0
+
     def weight(self, kind: str, layer: int | None) -> Tensor | None:
         return None
 

@@ -54,6 +54,25 @@ def test_another_base_is_seen_in_a_bf16_table() -> None:
     assert excess.max() > 5
 
 
+class _Embedding(torch.nn.Embedding):
+    """As engines call theirs."""
+
+
+def test_a_head_without_a_module_is_the_embedding_if_there_is_no_other_table() -> None:
+    model = torch.nn.Module()
+    model.embed_tokens = _Embedding(6, 4)
+    model.square = torch.nn.Linear(4, 6)  # of the same shape, and no table
+    weight = model.embed_tokens.weight
+    assert model_facts.tied_head(model, weight)
+    model.word_head = _Embedding(6, 4)
+    with pytest.raises(LookupError, match="no lm_head, and a _Embedding beside the embedding"):
+        model_facts.tied_head(model, weight)
+    model.lm_head = torch.nn.Linear(4, 6, bias=False)
+    assert not model_facts.tied_head(model, weight)
+    model.lm_head.weight = weight
+    assert model_facts.tied_head(model, weight)
+
+
 def test_the_length_of_the_rotated_vector() -> None:
     cos, sin = table(np.array([0.5, 0.01]), 16, torch.float32)
     assert model_facts.measured_frequencies(1.25 * cos, 1.25 * sin)["scale"] == pytest.approx(1.25)

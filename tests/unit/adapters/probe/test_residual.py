@@ -14,7 +14,7 @@ from adapters.probe.residual import ResidualPass, StepResiduals, sample
 from align.checkpoints import recompute
 from align.checkpoints.bounds import bounds
 from align.checkpoints.table import parse
-from tests.unit.adapters.probe.dense_engine import CONFIG, DenseEngine, Recorded
+from tests.unit.adapters.probe.dense_engine import CONFIG, GEMMA, DenseEngine, Recorded
 
 Tensor = torch.Tensor
 PREFILL = (RowSpan("a", 0, 9), RowSpan("b", 0, 1), RowSpan("c", 0, 5))
@@ -71,6 +71,24 @@ def test_every_checkpoint_of_every_step_is_recomputed_and_right(
         assert set(ratios(result)) == names(engine)
         assert beyond(engine, result) == set()
         assert {f"{name}#res_ch" for name in names(engine)} == set(residual.accumulated(phase))
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("layers", [3, 1])
+def test_a_gemma_with_norms_behind_its_blocks(layers: int, native: bool) -> None:
+    engine = DenseEngine(native=native, config={**GEMMA, "num_hidden_layers": layers})
+    step = engine.step(*PREFILL)
+    result = run(passing(engine), step)
+    assert result.skipped == {} and {"layers.0.attn.post_norm", "layers.0.mlp.post_norm"} <= names(engine)
+    assert set(ratios(result)) == names(engine)
+    assert beyond(engine, result) == set()
+    engine.structure = replace(engine.structure, scale=16**-0.5, norm_offset=0.0, embed_scale=1.0)
+    engine.weights.norm_offset = 0.0
+    wrong = {"layers.0.block_in", "final_norm"}
+    for layer in range(layers):
+        wrong |= {f"layers.{layer}.{one}" for one in ("attn.out", "attn_norm", "mlp_norm")}
+        wrong |= {f"layers.{layer}.{one}.post_norm" for one in ("attn", "mlp")}
+    assert beyond(engine, run(passing(engine), step)) == wrong
 
 
 def test_models_without_head_norms_and_of_one_layer() -> None:

@@ -18,7 +18,7 @@ from adapters.probe.taps import ENGINES, PSEUDO, Tap, Taps, load_taps, locate, s
 from adapters.probe.transforms import TRANSFORMS
 from adapters.probe.transplant import Transplant
 from align.checkpoints.table import Structure, kinds, structure_of
-from align.models import qwen_moe
+from align.models import gemma2, qwen_moe
 from tests.unit.adapters.probe import toy_engine
 from tests.unit.adapters.probe.toy_engine import Attention, Inherits, Toy, linear
 
@@ -321,8 +321,9 @@ def test_locate() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_table_has_every_checkpoint_once(engine: str) -> None:
-    for dp in (1, 2):  # groups gather their tokens before the experts, or there is one
-        structure = structure_of(qwen_moe.QWEN3_MOE_CONFIG, 1, dp)
+    gemma = structure_of(gemma2.CONFIG)
+    grouped = [structure_of(qwen_moe.QWEN3_MOE_CONFIG, 1, dp) for dp in (1, 2)]  # two gather before the experts
+    for structure in (gemma, *grouped):
         names = [one.checkpoint for one in load_taps(engine) if one.holds(structure)]
         assert len(names) == len(set(names))
     assert set(names) == {*PSEUDO, *kinds()}

@@ -101,9 +101,10 @@ def audit(
     parameters: dict[str, Tensor],
     structure: Structure = WHOLE,
     rank: int = 0,
+    engine: str = "",
 ) -> dict[str, Audited]:
     save_file(stored, directory / "model.safetensors")
-    weights = LiveWeights(Holder(parameters), structure, rank, rank)
+    weights = LiveWeights(Holder(parameters), structure, rank, rank, engine)
     records = list(weights.audit(directory))
     assert len({record.parameter for record in records}) == len(records)
     return {record.parameter: record for record in records}
@@ -386,3 +387,23 @@ def test_one_rank_that_holds_all_heads_has_none_of_another(tmp_path: Path) -> No
     stored = checkpoint()
     moved = {**stored, Q: stored[Q].view(4, 2, 6)[[1, 0, 2, 3]].reshape(8, 6)}
     assert audit(tmp_path, stored, live(moved))[Q].heads == ()
+
+
+def test_norms_to_which_an_engine_adds_one_on_loading(tmp_path: Path) -> None:
+    stored = checkpoint()
+    adds = replace(WHOLE, norm_offset=1.0)
+    norms = {name for name in stored if "norm" in name}
+    kept = live(stored)
+    added = {name: value + 1 if name in norms else value for name, value in kept.items()}
+    other = "model.layers.0.input_layernorm.weight"
+    exchanged = {**added, "model.layers.1.input_layernorm.weight": added[other]}
+    for parameters, engine, differs in (
+        (added, "lmdeploy", set()), (kept, "vllm", set()), (kept, "lmdeploy", norms), (added, "vllm", norms),
+        (exchanged, "lmdeploy", {"model.layers.1.input_layernorm.weight"}),
+    ):  # fmt: skip
+        found = audit(tmp_path, stored, parameters, adds, engine=engine)
+        assert {name for name, one in found.items() if one.status != EQUAL} == differs
+        assert differs != {"model.layers.1.input_layernorm.weight"} or found[min(differs)].holds == other
+    model = Holder(kept)
+    offsets = [LiveWeights(model, adds, 0, 0, engine).norm_offset for engine in ("lmdeploy", "vllm")]
+    assert offsets == [0.0, 1.0] and LiveWeights(model, WHOLE, 0, 0, "vllm").norm_offset == 0.0

@@ -113,6 +113,17 @@ def silu_rounded_sigmoid(gate: Tensor, up: Tensor) -> Tensor:
     return gate * torch.sigmoid(gate) * up
 
 
+def gelu_tanh_native(gate: Tensor, up: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(gate, approximate="tanh") * up
+
+
+def gelu_tanh_internal(gate: Tensor, up: Tensor) -> Tensor:
+    wide = gate.double()
+    inner = (2 / torch.pi) ** 0.5 * (wide + 0.044715 * wide**3)
+    value: Tensor = 0.5 * wide * (1 + inner.tanh()) * up.double()
+    return value.to(gate.dtype)
+
+
 def linear_internal(x: Tensor, weight: Tensor) -> Tensor:
     return (x.double() @ weight.double().T).to(x.dtype)
 

@@ -23,7 +23,7 @@ def test_names_of_dtypes_are_known_and_others_refused() -> None:
 
 
 #: Rows that the table of checkpoints does not name: they depend on the configuration, or belong to other families.
-ORACLE_ALONE = {"gelu_mul", "topk_ids", "topk_weights", "gated_mlp", "expert_mix"}
+ORACLE_ALONE = {"gelu_mul", "scale", "topk_ids", "topk_weights", "gated_mlp", "expert_mix"}
 
 
 def test_every_operator_of_the_dense_families_has_a_bound() -> None:

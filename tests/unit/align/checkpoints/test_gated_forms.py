@@ -82,6 +82,17 @@ def test_capped_logits(dtype: torch.dtype) -> None:
     assert float(((without.double() - found.value).abs() / found.magnitude).max()) > 3 * limit
 
 
+@pytest.mark.parametrize("dtype", eager.DTYPES)
+def test_a_factor_is_rounded_before_it_multiplies(dtype: torch.dtype) -> None:
+    """As transformers' Gemma: sqrt(3072) = 55.43 is 55.5 in bfloat16."""
+    x, factor = rows(dtype, 0)[0], 3072**0.5
+    found = recompute.scaled(x, factor, torch.float64)
+    rounded = torch.tensor(factor, dtype=dtype)
+    assert torch.equal(found.value, x.double() * rounded.double())
+    limit = bounds()["scale"].max_roundings * unit_roundoff(dtype) * 1.02
+    assert float((((x * rounded).double() - found.value).abs() / found.magnitude).max()) <= limit
+
+
 def test_a_gemma_norm_adds_one_to_its_weight() -> None:
     x, weight = rows(torch.bfloat16, 0)[0], torch.linspace(-0.5, 0.5, 64).bfloat16()
     wanted = torch.nn.functional.rms_norm(x.double(), (64,), 1 + weight.double(), 1e-6)

@@ -127,3 +127,11 @@ def test_layers_and_families_decide_which_there_are() -> None:
         f"model.layers.{layer}.self_attn.{which}_norm.weight" for layer in (0, 1) for which in "qk"
     }
     assert not any("layers." in one.tensor for one in parameters(replace(structure(), layers=0)))
+    sandwich = replace(structure("LlamaForCausalLM"), tags=("all", "gqa", "dense", "sandwich"))
+    by_kind = {one.kind: one.tensor for one in parameters(sandwich) if one.layer == 1 and "layernorm" in one.tensor}
+    assert by_kind == {
+        "attn_norm": "model.layers.1.input_layernorm.weight",
+        "attn.post_norm": "model.layers.1.post_attention_layernorm.weight",
+        "mlp_norm": "model.layers.1.pre_feedforward_layernorm.weight",
+        "mlp.post_norm": "model.layers.1.post_feedforward_layernorm.weight",
+    }

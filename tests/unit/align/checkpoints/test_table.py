@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import Gemma2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from align.checkpoints.table import ARCHITECTURES, Name, Structure, kinds, parse, structure_of
 
@@ -28,6 +28,7 @@ LAYERED = [
     "attn.out",
     "attn.o_partial",
     "attn.o",
+    "attn.post_norm",
     "mid",
     "mlp_norm",
     "mlp.gate",
@@ -35,6 +36,7 @@ LAYERED = [
     "mlp.act",
     "mlp.down_partial",
     "mlp.down",
+    "mlp.post_norm",
     "moe.router_logits",
     "moe.topk_ids",
     "moe.topk_weights",
@@ -45,6 +47,7 @@ LAYERED = [
 ]
 SPECIFIED = ["embed", *LAYERED, "final_in", "final_norm", "logits"]
 QWEN3_ONLY = {"attn.q_norm", "attn.k_norm"}
+SANDWICH = {"attn.post_norm", "mlp.post_norm"}
 PARTIAL = {"attn.o_partial", "mlp.down_partial"}
 MOE = {name for name in LAYERED if name.startswith("moe.")}
 SHARED = {"moe.shared", "moe.shared_gate"}
@@ -69,7 +72,16 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 48,
     "shared_expert_intermediate_size": 72,
 }
+GEMMAS = ("Gemma2ForCausalLM",)
 WITH_EXPERTS = ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
+GEMMA2: dict[str, Any] = {
+    **QWEN3,
+    "architectures": ["Gemma2ForCausalLM"],
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "layer_types": ["full_attention"] * 3,
+    "query_pre_attn_scalar": 24,
+}
 LLAMA = {**QWEN3, "architectures": ["LlamaForCausalLM"], "head_dim": None, "tie_word_embeddings": False}
 
 
@@ -97,13 +109,15 @@ def test_shapes_and_shards_name_axes_that_exist() -> None:
 @pytest.mark.parametrize(
     ("config", "tp", "without"),
     [
-        (QWEN3, 1, MOE | PARTIAL),
-        (QWEN3, 2, MOE),
-        (LLAMA, 1, MOE | PARTIAL | QWEN3_ONLY),
-        (LLAMA, 2, MOE | QWEN3_ONLY),
-        ({**LLAMA, "architectures": ["Qwen2ForCausalLM"]}, 1, MOE | PARTIAL | QWEN3_ONLY),
-        ({**QWEN3, **EXPERTS, "architectures": ["Qwen3MoeForCausalLM"]}, 1, MLP | SHARED | PARTIAL),
-        ({**LLAMA, **EXPERTS, "architectures": ["Qwen2MoeForCausalLM"]}, 1, MLP | PARTIAL | QWEN3_ONLY),
+        (QWEN3, 1, MOE | SANDWICH | PARTIAL),
+        (QWEN3, 2, MOE | SANDWICH),
+        (LLAMA, 1, MOE | SANDWICH | PARTIAL | QWEN3_ONLY),
+        (LLAMA, 2, MOE | SANDWICH | QWEN3_ONLY),
+        ({**LLAMA, "architectures": ["Qwen2ForCausalLM"]}, 1, MOE | SANDWICH | PARTIAL | QWEN3_ONLY),
+        ({**QWEN3, **EXPERTS, "architectures": ["Qwen3MoeForCausalLM"]}, 1, MLP | SANDWICH | SHARED | PARTIAL),
+        ({**LLAMA, **EXPERTS, "architectures": ["Qwen2MoeForCausalLM"]}, 1, MLP | SANDWICH | PARTIAL | QWEN3_ONLY),
+        (GEMMA2, 1, MOE | PARTIAL | QWEN3_ONLY),
+        (GEMMA2, 2, MOE | QWEN3_ONLY),
     ],
 )
 def test_which_checkpoints_a_model_has(config: dict[str, Any], tp: int, without: set[str]) -> None:
@@ -118,7 +132,7 @@ def test_which_checkpoints_a_model_has(config: dict[str, Any], tp: int, without:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_an_operator_reads_what_was_computed_before(architecture: str, tp: int) -> None:
-    structure = structure_of({**QWEN3, **EXPERTS, "architectures": [architecture]}, tp)
+    structure = structure_of({**GEMMA2, **EXPERTS, "architectures": [architecture]}, tp)
     names = list(structure.names())
     place = {name: index for index, name in enumerate(names)}
     assert names == sorted(names, key=lambda name: name.order)
@@ -149,6 +163,11 @@ def test_inputs_by_hand() -> None:
     assert reads(qwen, "layers.0.mlp.act") == ["layers.0.mlp.gate", "layers.0.mlp.up"]
     assert reads(qwen, "final_in") == ["layers.2.mid", "layers.2.mlp.down"]
     assert reads(qwen, "logits") == ["final_norm"]
+    gemma = structure_of(GEMMA2)
+    assert reads(gemma, "layers.0.mid") == ["layers.0.block_in", "layers.0.attn.post_norm"]
+    assert reads(gemma, "layers.1.attn.post_norm") == ["layers.1.attn.o"]
+    assert reads(gemma, "layers.2.block_in") == ["layers.1.mid", "layers.1.mlp.post_norm"]
+    assert reads(gemma, "final_in") == ["layers.2.mid", "layers.2.mlp.post_norm"]
 
 
 def test_under_tensor_parallelism_the_sum_over_ranks_is_an_operator_of_its_own() -> None:
@@ -230,7 +249,7 @@ def _windows_of_transformers(architecture: str, config: dict[str, Any]) -> set[i
     return {read.sliding_window if kind == "sliding_attention" else None for kind in read.layer_types}
 
 
-@pytest.mark.parametrize("architecture", [one for one in ARCHITECTURES if one not in WITH_EXPERTS])
+@pytest.mark.parametrize("architecture", [one for one in ARCHITECTURES if one not in (*WITH_EXPERTS, *GEMMAS)])
 @pytest.mark.parametrize("use", [None, False, True])
 @pytest.mark.parametrize("first", [0, 3, 28])
 def test_the_window_is_that_of_transformers(architecture: str, use: bool | None, first: int) -> None:
@@ -240,8 +259,46 @@ def test_the_window_is_that_of_transformers(architecture: str, use: bool | None,
     assert {structure_of(config).window} == _windows_of_transformers(architecture, config)
 
 
+def test_gemma2_is_what_its_configuration_class_reads() -> None:
+    keys = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    given = {
+        **{key: GEMMA2[key] for key in (*keys, "intermediate_size")}, "architectures": ["Gemma2ForCausalLM"],
+        "attn_logit_softcapping": None, "final_logit_softcapping": None,
+        "layer_types": ["sliding_attention"] * 3,
+    }  # fmt: skip
+    read, found = Gemma2Config(**given), structure_of(given)
+    assert found.scale == read.query_pre_attn_scalar**-0.5 and found.head_dim == read.head_dim
+    assert (found.window, found.tied, found.activation) == (
+        read.sliding_window, read.tie_word_embeddings, read.hidden_activation,
+    )  # fmt: skip
+    made = structure_of(GEMMA2)
+    assert (made.window, made.norm_offset, made.embed_scale) == (None, 1.0, 8.0)
+    assert made.scale == pytest.approx(24**-0.5) != made.head_dim**-0.5
+    assert made.operator(kinds()["mlp.act"]) == "gelu_mul"
+    assert structure_of(QWEN3).operator(kinds()["mlp.act"]) == "silu_mul"
+    for more, said in (
+        ({"layer_types": ["sliding_attention", "full_attention", "full_attention"], "sliding_window": 8}, "window"),
+        ({"layer_types": None}, "window"),
+        ({"attn_logit_softcapping": 50.0}, "soft caps"),
+        ({"final_logit_softcapping": 30.0}, "soft caps"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            structure_of({**GEMMA2, **more})
+    with pytest.raises(ValueError, match="soft caps"):
+        structure_of({key: value for key, value in GEMMA2.items() if key != "attn_logit_softcapping"})
+
+
+def test_a_row_for_models_with_a_tag() -> None:
+    gemma, qwen = structure_of(GEMMA2), structure_of(QWEN3)
+    assert [(gemma.tagged(when), qwen.tagged(when)) for when in ("", "sandwich", "!sandwich")] == [
+        (True, True), (True, False), (False, True),
+    ]  # fmt: skip
+
+
 def test_an_unknown_architecture_is_named() -> None:
-    with pytest.raises(ValueError, match="no checkpoints are defined for GPT2LMHeadModel; valid: LlamaForCausalLM"):
+    with pytest.raises(
+        ValueError, match="no checkpoints are defined for GPT2LMHeadModel; valid: Gemma2ForCausalLM, LlamaFor"
+    ):
         structure_of({**QWEN3, "architectures": ["GPT2LMHeadModel"]})
     with pytest.raises(ValueError, match="unknown"):
         structure_of({key: value for key, value in QWEN3.items() if key != "architectures"})
@@ -249,7 +306,7 @@ def test_an_unknown_architecture_is_named() -> None:
 
 def test_mixture_rows_appear_with_their_tags() -> None:
     structure = replace(structure_of(QWEN3), tags=("all", "gqa", "moe", "qwen3_moe"))
-    assert present(structure) == set(SPECIFIED) - PARTIAL - MLP - SHARED
+    assert present(structure) == set(SPECIFIED) - PARTIAL - MLP - SHARED - SANDWICH
     assert reads(structure, "layers.1.block_in") == ["layers.0.mid", "layers.0.moe.out"]
     assert reads(structure, "layers.1.moe.out") == ["layers.1.moe.routed"]
 

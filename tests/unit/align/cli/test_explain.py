@@ -178,8 +178,9 @@ def test_a_checkpoint_as_findings_print_it(align: Callable[..., tuple[int, str, 
     assert {"operator: rms_norm", "shape: [tokens, hidden]", "reads: layers.2.mid"} <= set(lines)
     assert {"read by: layers.2.mlp.gate", "read by: layers.2.mlp.up"} <= set(lines)
     for engine, name in (("lmdeploy", "DlinferRMSNormImpl.forward"), ("vllm", "AscendRMSNorm.forward_oot")):
-        (tap,) = (line for line in lines if line.startswith(f"{engine}: "))
-        assert name in tap and "model.layers.2.post_attention_layernorm" in tap
+        tap, sandwich = (line for line in lines if line.startswith(f"{engine}: "))
+        assert name in tap and "model.layers.2.post_attention_layernorm" in tap and tap.endswith(" (!sandwich)")
+        assert "model.layers.2.pre_feedforward_layernorm" in sandwich and sandwich.endswith(" (sandwich)")
     assert f"findings: weights: {knowledge().entries['weights'].title.en}" in lines
     assert "errors: eps: The norm uses another epsilon." in lines
     assert f"known: 003-TS-08: {knowledge().entries['003-TS-08'].title.en}" in lines
@@ -196,8 +197,8 @@ def test_a_checkpoint_as_findings_print_it(align: Callable[..., tuple[int, str, 
         ("layers.0.attn.kv_start_indices", "layers.0.attn.kv_start_indices: flat cache slots"),
         ("rms_norm", "rms_norm: an operator: "),
         ("all_reduce", "all_reduce: an operator: "),
-        ("attn", "attn: 13 checkpoints"),
-        ("layers.1.mlp", "layers.1.mlp: 5 checkpoints"),
+        ("attn", "attn: 14 checkpoints"),
+        ("layers.1.mlp", "layers.1.mlp: 6 checkpoints"),
         ("rope_base", "rope_base: Rotary frequencies have another base."),
         ("slots", "slots: The cache is written or read by wrong indices"),
         ("collective", "collective: A reduce over ranks"),
@@ -237,7 +238,7 @@ def test_rounding_is_told_as_findings_tell_it(align: Callable[..., tuple[int, st
 def test_layer_0_reads_the_embedding(align: Callable[..., tuple[int, str, str]]) -> None:
     assert "reads: embed" in align("layers.0.block_in")[1].splitlines()
     out = align("layers.3.block_in")[1].splitlines()
-    assert {"reads: layers.2.mid", "reads: layers.2.mlp.down or layers.2.moe.out"} <= set(out)
+    assert {"reads: layers.2.mid", "reads: layers.2.mlp.post_norm or layers.2.mlp.down or layers.2.moe.out"} <= set(out)
 
 
 def test_slots_are_indices_and_no_floats(align: Callable[..., tuple[int, str, str]]) -> None:

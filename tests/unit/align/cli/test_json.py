@@ -99,7 +99,7 @@ def test_taps(align: Align) -> None:
     found = json.loads(out)
     assert found["engine"] == "vllm"
     assert [row["checkpoint"] for row in found["taps"]] == [tap.checkpoint for tap in load_taps("vllm")]
-    assert set(found["taps"][0]) == {"checkpoint", "where", "pick", "transform", "inverse"}
+    assert set(found["taps"][0]) == {"checkpoint", "where", "pick", "transform", "inverse", "when"}
 
 
 def test_explain(align: Align) -> None:

@@ -200,7 +200,7 @@ def test_taps_are_printed(align: Align) -> None:
     assert code == 0
     assert "\t" not in text
     header, *rows = [re.split(" {2,}", line) for line in text.splitlines()]
-    assert header == ["checkpoint", "where", "pick", "transform", "inverse"]
+    assert header == ["checkpoint", "where", "pick", "transform", "inverse", "when"]
     assert any(row[0] == "attn.out" and "dlinfer" in row[1] for row in rows)
     code, _, err = align("taps", "sglang")
     assert code == 2

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from align.checkpoints.table import structure_of
 from align.conditions import refuse, with_configuration
 from align.conditions.told import configuration_findings
 from align.findings import Finding
 from align.sentences import text_of
-from tests.unit.align.conditions.condition_sides import FALSE, judged, side
+from tests.unit.align.conditions.condition_sides import CONFIG, FALSE, judged, side
 
 ROPE = FALSE["rope_frequencies"]
 
@@ -41,6 +43,13 @@ def test_what_nobody_asked_for_is_a_finding() -> None:
     assert text_of(rope.evidence["sentence"], "zh").startswith(
         "运行中引擎的 rope_frequencies 与 config.json 不同：参考侧：通道 "
     )
+
+
+def test_a_model_with_norms_behind_its_blocks_calls_them_otherwise() -> None:
+    found = conditions({**FALSE["norm_eps"], "norm_eps_unlike": [["model.layers.1.post_attention_layernorm", 0.001]]})
+    (plain,) = configuration_findings(found)
+    (sandwich,) = configuration_findings(found, replace(structure_of(CONFIG), tags=("all", "gqa", "dense", "sandwich")))
+    assert (plain.checkpoint, sandwich.checkpoint) == ("layers.1.mlp_norm", "layers.1.attn.post_norm")
 
 
 def test_what_an_option_asked_for_stops() -> None:

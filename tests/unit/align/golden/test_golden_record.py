@@ -127,6 +127,47 @@ def test_checkpoints_obey_their_formulas(recorded: tuple[ModelInfo, Any, Trace])
         layer.float()
 
 
+def test_a_gemma_scales_its_embedding_and_has_norms_behind_its_blocks(tmp_path: Path) -> None:
+    gemma = {
+        "head_dim": 16, "query_pre_attn_scalar": 9, "attn_logit_softcapping": None, "final_logit_softcapping": None,
+        "layer_types": ["full_attention"] * 2, "sliding_window": None,
+    }  # fmt: skip
+    info = tiny.build(tmp_path / "model", "Gemma2", **gemma)
+    model = load_model(info)
+    trace = record(model, info, SEQUENCES, tmp_path / "trace")
+    names = {str(name) for name in structure_of(info.config).names() if name.kind.name not in ABSENT}
+    assert trace.keys(0, 0) == names | {"token_ids", "positions"}
+
+    def at(name: str) -> torch.Tensor:
+        found = trace.joined(1, name)
+        assert found is not None, name
+        return found.double()
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (1 + weight.double())
+        return scaled
+
+    def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+    layer, ids = model.model.layers[1], torch.tensor(SEQUENCES[1].ids)
+    close(at("embed"), model.model.embed_tokens.weight[ids].double())
+    close(at("layers.0.block_in"), at("embed") * 32**0.5)
+    close(at("layers.1.block_in"), at("layers.0.mid") + at("layers.0.mlp.post_norm"))
+    for name, source, module in (
+        ("attn_norm", "block_in", layer.input_layernorm),
+        ("attn.post_norm", "attn.o", layer.post_attention_layernorm),
+        ("mlp_norm", "mid", layer.pre_feedforward_layernorm),
+        ("mlp.post_norm", "mlp.down", layer.post_feedforward_layernorm),
+    ):
+        close(at(f"layers.1.{name}"), norm(at(f"layers.1.{source}"), module.weight))
+    close(at("layers.1.mid"), at("layers.1.block_in") + at("layers.1.attn.post_norm"))
+    q, k, v = (at(f"layers.1.attn.{part}").transpose(0, 1) for part in ("q_rope", "k_rope", "v"))
+    k, v = (x.repeat_interleave(2, 0) for x in (k, v))
+    scores = (q @ k.transpose(1, 2) / 3).masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf)
+    close(at("layers.1.attn.out"), (scores.softmax(-1) @ v).transpose(0, 1))
+
+
 def test_qwen3_against_a_forward_written_anew(tmp_path: Path) -> None:
     folder = tmp_path / "qwen3"
     folder.mkdir()

@@ -148,7 +148,7 @@ def test_missing_files(checkpoint: Path) -> None:
 def test_unknown_name_lists_presets(text: str, meant: str | None) -> None:
     with pytest.raises(UserError, match="unknown model") as caught:
         resolve_model(text)
-    assert "qwen3, qwen3-mqa, qwen3-moe, qwen2-moe, mistral, smollm2" in caught.value.hint
+    assert "qwen3, qwen3-mqa, qwen3-moe, qwen2-moe, mistral, gemma2, smollm2" in caught.value.hint
     assert ("did you mean" in caught.value.hint) == (meant is not None)
     if meant:
         assert f"did you mean {meant}?" in caught.value.hint

@@ -17,7 +17,7 @@ from align.oracle import operators as operators_module
 from align.oracle import weights as weights_module
 from align.trace.format import MANIFEST, POSITIONS, TOKEN_IDS
 from align.trace.reader import Trace
-from tests.unit.adapters.probe.dense_engine import CONFIG, DenseEngine
+from tests.unit.adapters.probe.dense_engine import CONFIG, GEMMA, DenseEngine
 from tests.unit.align.checkpoints import eager
 from tests.unit.align.oracle.recorded_side import STEPS, Edit, SummingEngine, record, save_checkpoint, verdicts
 
@@ -42,8 +42,11 @@ def beyond(results: dict[str, OracleResult]) -> set[str]:
 
 @pytest.mark.parametrize("dtype", eager.DTYPES, ids=str)
 @pytest.mark.parametrize("native", [True, False])
-def test_right_kernels_are_within_everywhere(tmp_path: Path, dtype: torch.dtype, native: bool) -> None:
-    results = judged(tmp_path, DenseEngine(dtype, native))
+@pytest.mark.parametrize("config", [CONFIG, GEMMA], ids=["qwen3", "gemma2"])
+def test_right_kernels_are_within_everywhere(
+    tmp_path: Path, config: dict[str, Any], dtype: torch.dtype, native: bool
+) -> None:
+    results = judged(tmp_path, DenseEngine(dtype, native, config))
     assert {name for name, result in results.items() if result.verdict != "within"} == SLOTS
     assert all(results[name].why.startswith("cache slots are indices") for name in SLOTS)
     for name, result in results.items():

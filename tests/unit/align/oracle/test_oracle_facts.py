@@ -22,6 +22,7 @@ BASE: dict[str, Any] = {
     "vocab_size": 40,
 }
 STRUCTURE = structure_of(BASE)
+GEMMA: dict[str, Any] = {**BASE, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
 
 
 def facts(**more: Any) -> Any:
@@ -62,13 +63,16 @@ def test_a_window_that_the_file_leaves_open_is_not_certain() -> None:
 
 
 def test_gemma2() -> None:
-    read = Gemma2Config(hidden_size=32, num_hidden_layers=4, head_dim=8, query_pre_attn_scalar=16).to_dict()
-    found = facts_of({**read, "architectures": ["Gemma2ForCausalLM"]}, STRUCTURE)
+    given = {"head_dim": 8, "query_pre_attn_scalar": 16}
+    read = Gemma2Config(**{key: value for key, value in {**GEMMA, **given}.items() if key != "architectures"}).to_dict()
+    plain = {**GEMMA, **given, "attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window": None}
+    structure = structure_of(plain)
+    found = facts_of({**read, "architectures": ["Gemma2ForCausalLM"]}, structure)
     assert (found.softcap, found.logits_softcap, found.scale, found.norm_offset) == (50.0, 30.0, 0.25, 1.0)
-    assert found.activation == "gelu_pytorch_tanh"
+    assert found.activation == read["hidden_activation"] == "gelu_pytorch_tanh"
     assert [window.size for window in found.windows] == [4096, None, 4096, None]
-    (task,) = plan(STRUCTURE, found, ["layers.0.mlp.act"])
-    assert task.operator == "gelu_mul"
+    tasks = plan(structure, found, ["layers.0.block_in", "layers.1.block_in", "layers.0.mlp.act"])
+    assert [task.operator for task in tasks] == ["scale", "gelu_mul", "add"]
 
 
 def test_deepseek_v3_routing() -> None:
@@ -89,7 +93,8 @@ def test_rope_beyond_the_structure() -> None:
 
 
 def test_what_is_not_recomputed_is_said_before_anything_is_read() -> None:
-    found = facts(hidden_act="tanhshrink")
-    tasks = {str(task.name): task for task in plan(STRUCTURE, found, ["layers.0.mlp.act", "layers.0.mlp.up"])}
+    structure = structure_of({**BASE, "hidden_act": "tanhshrink"})
+    found = facts_of({**BASE, "hidden_act": "tanhshrink"}, structure)
+    tasks = {str(task.name): task for task in plan(structure, found, ["layers.0.mlp.act", "layers.0.mlp.up"])}
     assert tasks["layers.0.mlp.act"].why == "the activation tanhshrink is not recomputed"
     assert not tasks["layers.0.mlp.up"].why

@@ -57,6 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
         "gamma": normal(8),
         "beta": normal(8),
     },
+    "_C_ascend::npu_gemma_rms_norm": {"x": normal(3, 8), "gamma": normal(8), "epsilon": 1e-5},
     "_C_ascend::npu_moe_init_routing_custom": {"x": normal(3, 8), **ROUTED, "quant_mode": -1},
     "atb::_npu_flash_attention": {
         **PACKED,

@@ -56,6 +56,17 @@ def test_rms_norm_over_two_axes(numerics: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(5, 64), (2, 3, 32)])
+def test_gemma_rms_norm_adds_one_to_its_weight(numerics: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x, gamma = 3 * normal(*shape, dtype=dtype), 0.3 * normal(shape[-1], dtype=dtype, seed=9)
+    y, rstd = norm.npu_gemma_rms_norm(x, gamma, 1e-5)
+    expected, expected_rstd = rms_norm(x, 1.0 + gamma.double(), 1e-5)
+    assert (y.dtype, rstd.dtype) == (dtype, torch.float32)
+    assert_close(y, expected, expected, 3 if numerics == "native" else 1, shape[-1] + 8)
+    assert_close(rstd, expected_rstd, expected_rstd, 0, shape[-1] + 8)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_add_rms_norm_is_within_rounding_of_float64(numerics: str, dtype: torch.dtype) -> None:
     x1, x2 = normal(6, 48, dtype=dtype), 2 * normal(6, 48, dtype=dtype, seed=4)
     gamma = 1 + normal(48, dtype=dtype, seed=5)

@@ -13,6 +13,7 @@ SIMULATED = {
     "_C_ascend::get_masked_input_and_mask",
     "_C_ascend::moe_gating_top_k",
     "_C_ascend::npu_add_rms_norm_bias",
+    "_C_ascend::npu_gemma_rms_norm",
     "_C_ascend::npu_moe_init_routing_custom",
     "atb::_npu_flash_attention",
     "atb::_npu_flash_attention_unpad",

@@ -48,6 +48,16 @@ def npu_rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[T
     return y.to(input.dtype), rstd
 
 
+@operator("_C_ascend::npu_gemma_rms_norm", source="vllm-ascend csrc, npu_gemma_rms_norm")
+def npu_gemma_rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """Return (x / rms(x) * (1 + gamma), 1 / rms) as `npu_rms_norm` does; the sum with 1 is float32 inside the
+    kernel, and rounded to the dtype of `gamma` natively.
+    """
+    _check("_C_ascend::npu_gemma_rms_norm", "x", x, gamma, epsilon)
+    y, rstd = _normalise(x, x.dtype, 1.0 + (gamma if is_native() else gamma.float()), epsilon)
+    return y.to(x.dtype), rstd
+
+
 def _add_normalise(
     name: str, x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
