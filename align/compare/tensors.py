@@ -22,6 +22,7 @@ from align.compare.pairing import Pairing, pair_rows
 from align.compare.policy import TensorPolicy
 from align.compare.routes import Flip, Routed, Routes, routers_told
 from align.compare.rows import CANDIDATE, REFERENCE, Recorded
+from align.compare.sites import Site
 from align.sentences import text_of
 
 __all__ = ["CheckpointComparison", "TensorComparison", "Verdict", "compare_traces", "ordered_names"]
@@ -44,6 +45,7 @@ class TensorComparison:
         notes: what could not be checked.
         flips: near-ties of routers.
         routing: what lies behind them, and whether it was compared; ``None`` if there are none.
+        sites: where each side makes the checkpoints; filled in by whoever has the recordings of calls.
     """
 
     policy: TensorPolicy
@@ -54,6 +56,7 @@ class TensorComparison:
     notes: tuple[str, ...] = ()
     flips: tuple[Flip, ...] = ()
     routing: Routed | None = None
+    sites: tuple[Site, ...] = ()
 
     def get(self, name: str) -> CheckpointComparison | None:
         """One checkpoint, if it is there."""
@@ -78,6 +81,7 @@ class TensorComparison:
             "notes": list(self.notes),
             "flips": [asdict(flip) for flip in self.flips],
             "routing": None if self.routing is None else asdict(self.routing),
+            "sites": [asdict(site) for site in self.sites],
         }
 
 

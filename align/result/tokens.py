@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 
+from adapters.base import Generation
 from align.compare.tokens import Difference, RequestComparison, TokenComparison
 from align.result.parts import Documented, Number
 from align.result.plain import plain
@@ -55,6 +56,8 @@ class TokenRequest(Documented):
     """Tokens with the same history on both sides, the first differing one included."""
     total: int
     """Tokens of the longer side."""
+    ids: dict[str, list[int]] = Field(default_factory=dict)
+    """By side: the generated ids of the free run; empty elsewhere, and in results of an earlier version."""
 
 
 class TokenRun(Documented):
@@ -105,8 +108,14 @@ def first_difference(comparisons: Mapping[str, TokenComparison]) -> Difference |
     return min(real, key=lambda one: one.index, default=None)
 
 
-def tokens_of(comparisons: Mapping[str, TokenComparison]) -> Tokens | None:
-    """``None`` if no tokens were compared."""
+def tokens_of(
+    comparisons: Mapping[str, TokenComparison], generated: Mapping[str, Sequence[Generation]] | None = None
+) -> Tokens | None:
+    """``None`` if no tokens were compared.
+
+    Args:
+        generated: by side, what the free run gave.
+    """
     free = comparisons.get("free")
     if free is None:
         return None
@@ -116,30 +125,32 @@ def tokens_of(comparisons: Mapping[str, TokenComparison]) -> Tokens | None:
         verdict=tokens_verdict(comparisons),
         total=sum(request.total for request in free.requests),
         first=None if first is None else _difference(first),
-        free=_run(free),
+        free=_run(free, generated or {}),
         replay=None if replay is None else _run(replay),
     )
 
 
-def _run(comparison: TokenComparison) -> TokenRun:
+def _run(comparison: TokenComparison, generated: Mapping[str, Sequence[Generation]] | None = None) -> TokenRun:
+    ids = {side: {one.request: list(one.token_ids) for one in found} for side, found in (generated or {}).items()}
     return TokenRun(
         verdict=comparison.verdict,
         noise=plain(comparison.noise),
         floor=comparison.policy.floor,
         cap=comparison.policy.cap,
         noise_above_cap=comparison.noise_above_cap,
-        requests=[_request(request) for request in comparison.requests],
+        requests=[_request(request, ids) for request in comparison.requests],
         differences=[_difference(one) for one in comparison.differences],
     )
 
 
-def _request(request: RequestComparison) -> TokenRequest:
+def _request(request: RequestComparison, ids: Mapping[str, Mapping[str, list[int]]]) -> TokenRequest:
     return TokenRequest(
         request=request.request,
         outcome=request.outcome,
         equal=request.compared - len({one.index for one in request.differences}),
         compared=request.compared,
         total=request.total,
+        ids={side: found[request.request] for side, found in ids.items() if request.request in found},
     )
 
 
