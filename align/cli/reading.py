@@ -41,14 +41,20 @@ def report_command(
     ],
     lang: Lang = "en",
     out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Default: report.md, or report.zh.md, in RUN; - prints it.")
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="One form alone: FILE.html, FILE.xml (JUnit) or Markdown; - prints Markdown. Default: all, in RUN.",
+        ),
     ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write the report of a run once more: report.md in English, report.zh.md in Chinese.
+    """Write the report of a run once more: report.html, report.md and junit.xml (report.zh.html, report.zh.md).
 
-    Example: `align report RUN --lang zh`
+    report.html is one file that asks the network for nothing, to be forwarded.
+
+    Examples: `align report RUN --lang zh` · `align report RUN --out mail.html`
     """
     from align.cli import report as work
 

@@ -138,8 +138,12 @@ def _sentence(result: Result, view: View) -> str:
     if not result.findings:
         return view.reason() if result.reason else ""
     first = result.findings[0]
+    if first.side is None:
+        key = "page.sentence_two" if first.checkpoint else "page.sentence_unlocated"
+    else:
+        key = "page.sentence" if first.checkpoint else "page.sentence_nowhere"
     return view.say(
-        "page.sentence" if first.checkpoint else "page.sentence_nowhere",
+        key,
         path=view.path(first),
         side=_engine(result, view, first.side),
         checkpoint=first.checkpoint or "-",
