@@ -158,7 +158,7 @@
   });
 
   const heading = (text) => make("h4", {}, text);
-  const table = (head, body, name, numeric) => make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name },
+  const table = (head, body, name, numeric) => make("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": name },
     make("table", { class: head.length === 6 ? "numbers" : null },
       make("thead", {}, make("tr", {}, head.map((text, at) => make("th", { scope: "col", class: numeric.includes(at) ? "n" : null }, text)))),
       make("tbody", {}, body)));
