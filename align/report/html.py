@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -24,6 +25,8 @@ from align.result.schema import Result
 
 #: The chart library, with its licence: uPlot, a canvas that draws lines, in 51 kB and without dependencies.
 CHARTS = "uplot"
+#: Where a name may be broken.
+_SEPARATORS = re.compile(r"([._/])(?=\w)")
 #: Emphasis, code and escapes; neither HTML nor links nor images.
 _MARKDOWN = MarkdownIt("zero", {"html": False}).enable(["emphasis", "backticks", "escape"])
 
@@ -79,6 +82,12 @@ def inline(text: Any) -> Markup:
     return Markup(_MARKDOWN.renderInline(str(text)))
 
 
+def breakable(text: Markup) -> Markup:
+    """HTML whose long names may be broken behind their own separators, and not within a word."""
+    parts = re.split(r"(<[^>]*>)", str(text))
+    return Markup("".join(part if part.startswith("<") else _SEPARATORS.sub(r"\1<wbr>", part) for part in parts))
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -90,6 +99,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["md"] = inline
+    environment.filters["breakable"] = breakable
     return environment
 
 

@@ -272,9 +272,9 @@ def _believed(result: Result, view: View, lang: str) -> list[dict[str, str]]:
                 add("for" if key == "alone" else "open", text)
     if result.stability:
         for one in result.stability:
-            key = "page.believe_repeats" if one.stable else "uncheck.stability"
+            key = "page.believe_repeats" if one.stable else "page.believe_not_repeats"
             about = {"side": f"@side.{one.side}", "tokens": one.tokens}
-            add("for" if one.stable else "against", view.say(key, **about))
+            add("for" if one.stable else "against" if first is None else "open", view.say(key, **about))
     if result.conditions:
         held = all(one.verdict == "ok" for one in result.conditions if one.required)
         ok = sum(one.verdict == "ok" for one in result.conditions)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from math import inf, isfinite
 from typing import Any
 
-from align.result.cells import Cell, OwnError
+from align.result.cells import Cell, OwnError, alike_parts
 from align.result.parts import Finding
 from align.result.schema import Result
+from align.sentences import text_of
 
 #: ``say(key, **values)``.
 Say = Callable[..., str]
@@ -137,6 +138,9 @@ def of_cell(cell: Cell, say: Say, skip_element: bool = False) -> list[Row]:
                 if one and name in cell.bounds:
                     what = say(key, **one[0].model_dump(exclude={"rel_l2"}))
                     rows.append(row(what, one[0].rel_l2, cell.bounds[name], source, None))
+        for part in alike_parts(cell.why_told):
+            about = {"place": text_of(part["place"]), "rows": cell.rows}
+            rows.append(row(say("page.number_alike", **about), part["value"], part["limit"], say("page.from_alike")))
     for side, own in cell.own.items():
         if not (skip_element and own.test == "element" and own.verdict == "beyond"):
             rows.append(of_own(side, own, say))

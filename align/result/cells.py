@@ -251,7 +251,7 @@ def ratio_of(one: CheckpointComparison, allowed: Allowance) -> float | None:
     for metrics in one.phases.values():
         rows = metrics.elements * one.rows // max(1, one.metrics.elements)
         found += _ratios(metrics, rows, allowed)
-    found += [float(part["value"]) / float(part["limit"]) for part in _alike(one.said) if part["limit"]]
+    found += [float(part["value"]) / float(part["limit"]) for part in alike_parts(one.said) if part["limit"]]
     return max(found) if all(isfinite(value) for value in found) else inf
 
 
@@ -264,13 +264,13 @@ def _ratios(metrics: Metrics, rows: int, allowed: Allowance) -> Iterator[float]:
     yield from (worst.rel_l2 / limit for worst, limit in slices if worst is not None)
 
 
-def _alike(sentence: Any) -> Iterator[Mapping[str, Any]]:
+def alike_parts(sentence: Any) -> Iterator[Mapping[str, Any]]:
     """Parts of a verdict's reason that are about rows with equal inputs."""
     if isinstance(sentence, Mapping):
         if sentence.get("say") == "carried.alike":
             yield sentence
         for part in sentence.get("parts") or ():
-            yield from _alike(part)
+            yield from alike_parts(part)
 
 
 def own_error(added: Added) -> OwnError | None:

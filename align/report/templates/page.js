@@ -88,6 +88,8 @@
           context.save();
           context.strokeStyle = context.fillStyle = colour("--line3");
           context.lineWidth = 2 * devicePixelRatio;
+          context.setLineDash([]);
+          context.textAlign = "left";
           context.beginPath();
           context.moveTo(left, plot.bbox.top);
           context.lineTo(left, plot.bbox.top + plot.bbox.height);
