@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import inf
 from typing import Any
 
+from align.compare.spread import SHARES
 from align.report.page_numbers import Say, as_float, number, of_cell
 from align.result.cells import Cell, CellSpread, DriftPoint
 from align.result.schema import Result
@@ -19,6 +20,7 @@ SHADES = ("low", "mid", "high", "over", "far", "top")
 BEND, CLEAN = 2.0, 2.0
 #: Views: between the sides, and what each side's operator added.
 VIEWS = ("between", "candidate", "reference")
+_MEASURED = ("error", "floor", "bound", "ratio", "state")
 
 
 def map_of(result: Result, say: Say, lang: str) -> dict[str, Any] | None:
@@ -33,13 +35,16 @@ def map_of(result: Result, say: Say, lang: str) -> dict[str, Any] | None:
                 accused.setdefault(str(name), []).append(at + 1)
     columns = list(dict.fromkeys(one.kind for one in cells if one.layer is not None))
     layers = sorted({one.layer for one in cells if one.layer is not None})
+    shared: dict[str, int] = {}
     place = {(one.layer, one.kind): at for at, one in enumerate(cells)}
     single = [at for at, one in enumerate(cells) if one.layer is None]
     return {
         "columns": columns,
         "layers": [{"layer": layer, "cells": [place.get((layer, kind)) for kind in columns]} for layer in layers],
         "single": single,
-        "cells": [_cell(one, accused.get(one.name, []), say, lang) for one in cells],
+        "cells": [_cell(one, accused.get(one.name, []), say, lang, shared) for one in cells],
+        "texts": list(shared),
+        "shares": list(SHARES),
         "first": _first(cells, accused),
         "views": [view for view in VIEWS if view == "between" or any(view in one.own for one in cells)],
     }
@@ -83,7 +88,11 @@ def short(verdict: str, ratio: Any) -> str:
     return f"{value:.1f}" if value >= 1 else f"{value:.2f}".lstrip("0") if value >= 0.005 else ".00"
 
 
-def _cell(cell: Cell, accused: list[int], say: Say, lang: str) -> dict[str, Any]:
+def _cell(cell: Cell, accused: list[int], say: Say, lang: str, shared: dict[str, int]) -> dict[str, Any]:
+    def text(words: str) -> int:
+        """Its place among the texts that cells have in common: there are many cells, and they say the same."""
+        return shared.setdefault(words, len(shared))
+
     views = {"between": _view(cell.verdict, cell.ratio)}
     for side, own in cell.own.items():
         views[side] = _view(own.verdict, own.ratio)
@@ -101,7 +110,11 @@ def _cell(cell: Cell, accused: list[int], say: Say, lang: str) -> dict[str, Any]
         "dtypes": [cell.dtypes.get(side, "") for side in ("candidate", "reference")],
         "estimated": cell.estimated,
         "numbers": [
-            [one[key] for key in ("what", "error", "floor", "bound", "ratio", "state", "source")]
+            [
+                text(one["what"]),
+                *(one[key] for key in ("error", "floor", "bound", "ratio", "state")),
+                text(one["source"]),
+            ]
             for one in of_cell(cell, say)
         ],
         "others": _others(cell),
@@ -132,9 +145,8 @@ def _why(cell: Cell, say: Say, lang: str) -> str:
 
 def _spread(found: CellSpread) -> dict[str, Any]:
     return {
-        "shares": found.shares,
         "quantiles": found.quantiles,
-        "steps": [[int(step), value] for step, value in found.steps.items()],
+        "steps": [list(map(int, found.steps)), list(found.steps.values())],
         "rows": [[one.request, one.position, one.rel_l2] for one in found.rows],
         "channels": [[one.index, one.rel_l2] for one in found.channels],
         "heads": [[one.index, one.rel_l2] for one in found.heads],

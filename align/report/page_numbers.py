@@ -108,8 +108,9 @@ def _exact(result: Result, finding: Finding, say: Say) -> Iterator[Row]:
             yield row(what, ledger.faults, 0, say("page.from_ledger"))
     if finding.path == "C" and collectives is not None and collectives.observable:
         total = sum(one.right + one.wrong for one in collectives.rows)
-        what = say("page.number_collectives", total=total)
-        yield row(what, sum(one.wrong for one in collectives.rows), 0, say("page.from_collectives"))
+        wrong = sum(one.wrong for one in collectives.rows)
+        if wrong:  # of one that is missing, those that were made tell nothing
+            yield row(say("page.number_collectives", total=total), wrong, 0, say("page.from_collectives"))
     if finding.path == "FA" and arguments is not None:
         wrong = sum(one.calls for one in arguments.groups if one.severity == "ERROR")
         what = say("page.number_arguments", total=arguments.calls)

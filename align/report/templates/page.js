@@ -168,17 +168,17 @@
   const scale = (cell) => table(
     [words.measured, words.error, words.floor, words.bound, words.ratio, words.source],
     cell.numbers.map(([what, error, floor, bound, ratio, state, source]) => make("tr", { class: `is-${state}` },
-      make("th", { scope: "row" }, what),
+      make("th", { scope: "row" }, map.texts[what]),
       make("td", { class: "n", "data-label": words.error }, error), make("td", { class: "n", "data-label": words.floor }, floor),
       make("td", { class: "n", "data-label": words.bound }, bound),
-      make("td", { class: "n", "data-label": words.ratio }, make("span", { class: "ratio" }, ratio)), make("td", {}, source))),
+      make("td", { class: "n", "data-label": words.ratio }, make("span", { class: "ratio" }, ratio)), make("td", {}, map.texts[source]))),
     words.measured, [1, 2, 3, 4]);
 
   // A quantile as a bar: its length is its share of the largest, with the bound where it would end.
   const bars = (spread, bound) => {
     const largest = Math.max(bound, ...spread.quantiles.map(asNumber).filter(Number.isFinite), 1e-300);
     const found = make("div", { class: "bars" });
-    spread.shares.forEach((share, at) => {
+    map.shares.forEach((share, at) => {
       const value = asNumber(spread.quantiles[at]);
       const svg = drawn("svg", { viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" });
       const width = Number.isFinite(value) ? (100 * value) / largest : 100;
@@ -242,11 +242,11 @@
       valuesOf(cell),
     );
     panel.hidden = false;
-    const measured = cell.spread ? cell.spread.steps : [];
+    const [atSteps, measured] = cell.spread ? cell.spread.steps : [[], []];
     if (measured.length > 1) {
       const host = make("div", { class: "chart", role: "img", "aria-label": words.steps });
       steps.append(heading(words.steps), host);
-      const values = [measured.map((one) => one[0]), positive(measured.map((one) => asNumber(one[1]))), measured.map(() => cell.bound)];
+      const values = [atSteps, positive(measured.map(asNumber)), measured.map(() => cell.bound)];
       chart(host, values, (style) => ({
         width: style.width, height: 190, scales: { x: { time: false }, y: { distr: 3 } }, axes: axes(style, words.step, words.relative),
         cursor: { y: false },

@@ -14,6 +14,7 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.wait import WebDriverWait
 
 #: Accessibility rules of axe-core (MPL 2.0, its licence lies beside it).
 AXE = Path(__file__).with_name("axe") / "axe.min.js"
@@ -68,6 +69,14 @@ class Browser:
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
+
+    def wait(self, script: str, seconds: float = 10) -> None:
+        """Until a script says true.
+
+        Raises:
+            TimeoutException: it does not.
+        """
+        WebDriverWait(self.driver, seconds, poll_frequency=0.05).until(lambda driver: driver.execute_script(script))
 
     def complaints(self) -> list[str]:
         """Of the console: errors, warnings, and what the page's policy refused."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from align.report import html
 from align.result.schema import Result
+from align.serve.server import PageServer
+from align.serve.values import Values
 from tests.unit.align.report import pages
 from tests.unit.align.report.browser import DESK, PHONE, Browser, started
+from tests.unit.align.result import made
 
 PATHS = ("clean", "A", "B", "C", "FA")
 #: Of each path, what stands in the heading, and in the section that is its own.
@@ -161,3 +166,26 @@ def test_chinese(browser: Browser, results: dict[str, Result], tmp_path: Path) -
     assert "为什么可信" in browser.run("return document.body.innerText")
     assert "各行的分布" in browser.run("return document.getElementById('detail').innerText")
     assert browser.violations() == []
+
+
+def test_a_served_page_shows_captured_values(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made.Run(tmp_path / "run", monkeypatch, made.wrong_up).go()
+    page = html.render(run.result(), served=True)
+    with closing(Values(run.directory)) as values, PageServer(0, page, values.read) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            browser.open(server.url)
+            text = "return document.querySelector('#detail .values').innerText"
+            assert "Show captured values" in browser.run(text)
+            browser.run("document.querySelector('#detail .values button').click()")
+            browser.wait("return document.querySelectorAll('#detail .values canvas').length === 1")
+            assert "difference" in browser.run(text) and "bfloat16[" in browser.run(text)
+            assert browser.violations() == []
+            asked = browser.requests()
+            assert asked[0] == server.url
+            assert [one.startswith(f"{server.url}values?name=layers.1.mlp.up") for one in asked[1:]] == [True]
+            assert browser.complaints() == []
+        finally:
+            server.shutdown()
+            thread.join()
