@@ -85,7 +85,7 @@ help:
 	@echo 'make env                 build the environments now (align and test do it when needed)'
 	@echo 'make path                print the path of the align command of this checkout, for its other commands:'
 	@echo '                         runs, resume, replay, reduce, capture (one engine alone), compare (two traces), next,'
-	@echo '                         export, taps, report, checklist, explain, golden, calibrate, drill, schema, fa,'
+	@echo '                         export, taps, report, open, checklist, explain, golden, calibrate, drill, schema, fa,'
 	@echo '                         doctor, env'
 	@echo 'make clean-env           remove the environments'
 	@echo

@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from align.compare.coverage import percent_text
+from align.findings import PATHS
+from align.knowledge import PATHS_ZH
 from align.report import again, arguments, blocks, claims, indices, ladder, page_rest, paired, reach
 from align.report.document import FINDINGS, View
-from align.report.markdown import Markdown
+from align.report.markdown import Markdown, escape
 from align.report.page_map import drift_of, map_of, sites_of
 from align.report.page_numbers import numbers_of
 from align.report.words import words_of
@@ -49,7 +51,7 @@ def page_of(result: Result, lang: str = "en") -> dict[str, Any]:
         "remarks": [view.say("lead.remark", remark=view.quoted(one)) for one in result.remarks],
         "simulated": view.say("lead.simulated") if result.simulated and not claims.nothing_compared(result) else "",
         "next": view.next_step() if result.next or result.findings else "",
-        "tiles": _tiles(result, view),
+        "tiles": _tiles(result, view, lang),
         "believed": _believed(result, view, lang),
         "findings": [_finding(result, view, one, at) for at, one in enumerate(result.findings[:FINDINGS])],
         "more_findings": max(0, len(result.findings) - FINDINGS),
@@ -147,8 +149,16 @@ def _sentence(result: Result, view: View) -> str:
         path=view.path(first),
         side=_engine(result, view, first.side),
         checkpoint=first.checkpoint or "-",
-        kind=view.word("kind", first.kind),
+        kind=_kind(view, first),
     )
+
+
+def _kind(view: View, finding: Finding) -> str:
+    """With the operator's name, where one is accused."""
+    kind, operator = view.word("kind", finding.kind), finding.evidence.get("operator")
+    if finding.path == "B" and operator:
+        return view.say("page.kind_operator", kind=kind, operator=operator)
+    return kind
 
 
 def _engine(result: Result, view: View, side: str | None) -> str:
@@ -158,23 +168,28 @@ def _engine(result: Result, view: View, side: str | None) -> str:
     return view.say("page.engine", engine=name, side=view.word("side", side)) if name else view.word("side", side)
 
 
-def _tiles(result: Result, view: View) -> list[dict[str, str]]:
+def _tiles(result: Result, view: View, lang: str) -> list[dict[str, str]]:
     """Four facts that a stranger must see first."""
     if not result.findings:
         return _tiles_clean(result, view)
     first = result.findings[0]
-    note: str = ""
+    note, kind = "", _kind(view, first)
     if result.diagnosis is not None and result.diagnosis.fits and result.diagnosis.checkpoint == first.checkpoint:
         fit = result.diagnosis.fits[0]
-        note = view.told(fit.told or raw(fit.text))
+        kind, note = fit.sentence[lang].rstrip(".。"), view.told(fit.told or raw(fit.text))
     elif indices.is_fault(first):
-        note = view.told(first.evidence.get("fault_told"), str(first.evidence["fault"]))
+        note = escape(first.evidence["fault"])
     elif first.evidence.get("rule"):
-        note = view.quoted(str(first.evidence["rule"]))
-    path = first.path if len(first.path) > 1 else view.say("page.path", path=first.path)
+        note = escape(first.evidence["rule"])
+    path = view.path(first) if len(first.path) > 1 else view.say("page.path", path=first.path)
     places = view.place(first)
+    broken = escape((PATHS_ZH if lang == "zh" else PATHS)[first.path]) if len(first.path) == 1 else ""
     return [
-        {"label": view.say("page.tile_path"), "value": path, "note": _path_name(view, first)},
+        {
+            "label": view.say("page.tile_path"),
+            "value": path,
+            "note": escape(names[first.path]) if len(first.path) == 1 else "",
+        },
         {
             "label": view.say("page.tile_side"),
             "value": result.engines.get(first.side or "", "") or view.word("side", first.side or "both"),
@@ -185,13 +200,8 @@ def _tiles(result: Result, view: View) -> list[dict[str, str]]:
             "value": first.checkpoint or view.say("label.not_known"),
             "note": Markdown(f"{view.phase_of(first)}") if first.checkpoint else places,
         },
-        {"label": view.say("page.tile_kind"), "value": view.word("kind", first.kind), "note": note},
+        {"label": view.say("page.tile_kind"), "value": kind, "note": note},
     ]
-
-
-def _path_name(view: View, finding: Finding) -> str:
-    name = view.path(finding)
-    return name.partition(view.say("label.comma").strip() + " ")[2] or name if len(finding.path) == 1 else name
 
 
 def _tiles_clean(result: Result, view: View) -> list[dict[str, str]]:
@@ -235,16 +245,26 @@ def _tiles_clean(result: Result, view: View) -> list[dict[str, str]]:
     return tiles
 
 
-def _believed(result: Result, view: View, lang: str) -> list[dict[str, str]]:
+def _believed(result: Result, view: View, lang: str) -> list[dict[str, Any]]:
     """Why the verdict is believed, and what speaks against it: each with a state that has a sign of its own."""
-    found: list[dict[str, str]] = []
+    found: list[dict[str, Any]] = []
 
-    def add(state: str, text: str) -> None:
-        found.append({"state": state, "sign": {"for": "✓", "against": "✗", "open": "?"}[state], "text": text})
+    def add(state: str, text: str, parts: Sequence[str] = ()) -> None:
+        sign = {"for": "✓", "against": "✗", "open": "?"}[state]
+        found.append({"state": state, "sign": sign, "text": text, "parts": list(parts)})
 
     first = result.findings[0] if result.findings else None
     if first is not None:
-        add("for", view.evidence(first))
+        sentence = first.evidence.get("sentence")
+        reasons = sentence.get("reasons") if isinstance(sentence, Mapping) else None
+        if isinstance(reasons, list) and first.evidence.get("operator"):
+            add(
+                "for",
+                view.say("page.believe_own", operator=first.evidence["operator"]),
+                [view.told(one) for one in reasons if isinstance(one, Mapping)],
+            )
+        else:
+            add("for", view.evidence(first))
         inputs = first.evidence.get("inputs_state")
         if inputs in ("equal", "within"):
             add("for", view.say("page.believe_inputs", state=view.word("tensor", str(inputs))))
@@ -270,7 +290,10 @@ def _believed(result: Result, view: View, lang: str) -> list[dict[str, str]]:
             text = claims_text(view, claims.walked(result, lang), key)
             if text:
                 add("for" if key == "alone" else "open", text)
-    if result.stability:
+    told_of = {one.tokens for one in result.stability}
+    if len(result.stability) == 2 and all(one.stable for one in result.stability) and len(told_of) == 1:
+        add("for", view.say("page.believe_both_repeat", tokens=result.stability[0].tokens))
+    else:
         for one in result.stability:
             key = "page.believe_repeats" if one.stable else "page.believe_not_repeats"
             about = {"side": f"@side.{one.side}", "tokens": one.tokens}
