@@ -10,18 +10,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from align.compare.coverage import percent_text
-from align.findings import PATHS
-from align.knowledge import PATHS_ZH
 from align.report import again, arguments, blocks, claims, indices, ladder, page_rest, paired, reach
 from align.report.document import FINDINGS, View
-from align.report.markdown import Markdown, escape
+from align.report.page_first import believed_of, sentence_of, tiles_of
 from align.report.page_map import drift_of, map_of, sites_of
 from align.report.page_numbers import numbers_of
 from align.report.words import words_of
 from align.result.parts import Finding
 from align.result.schema import Result
-from align.sentences import raw
 
 #: Words that the page's own script shows.
 SCRIPT_WORDS = "page_script"
@@ -45,14 +41,14 @@ def page_of(result: Result, lang: str = "en") -> dict[str, Any]:
         "verdict": result.verdict,
         "verdict_word": words.word("verdict", result.verdict),
         "lead": view.lead(),
-        "sentence": _sentence(result, view),
+        "sentence": sentence_of(result, view),
         "reason": view.say("lead.reason", reason=view.reason()) if result.reason else "",
         "measures": view.measures(),
         "remarks": [view.say("lead.remark", remark=view.quoted(one)) for one in result.remarks],
         "simulated": view.say("lead.simulated") if result.simulated and not claims.nothing_compared(result) else "",
         "next": view.next_step() if result.next or result.findings else "",
-        "tiles": _tiles(result, view, lang),
-        "believed": _believed(result, view, lang),
+        "tiles": tiles_of(result, view, lang),
+        "believed": believed_of(result, view, lang),
         "findings": [_finding(result, view, one, at) for at, one in enumerate(result.findings[:FINDINGS])],
         "more_findings": max(0, len(result.findings) - FINDINGS),
         "blocked": [
@@ -130,188 +126,6 @@ def _claims(view: View, found: Any) -> list[str]:
 
 def _told(view: View, sentence: Any) -> str:
     return view.told(sentence) if sentence else ""
-
-
-# ------------------------------------------------------------------------------------------------------- first screen
-
-
-def _sentence(result: Result, view: View) -> str:
-    """The verdict in one sentence: path, side, origin and kind."""
-    if not result.findings:
-        return view.reason() if result.reason else ""
-    first = result.findings[0]
-    if first.side is None:
-        key = "page.sentence_two" if first.checkpoint else "page.sentence_unlocated"
-    else:
-        key = "page.sentence" if first.checkpoint else "page.sentence_nowhere"
-    return view.say(
-        key,
-        path=view.path(first),
-        side=_engine(result, view, first.side),
-        checkpoint=first.checkpoint or "-",
-        kind=_kind(view, first),
-    )
-
-
-def _kind(view: View, finding: Finding) -> str:
-    """With the operator's name, where one is accused."""
-    kind, operator = view.word("kind", finding.kind), finding.evidence.get("operator")
-    if finding.path == "B" and operator:
-        return view.say("page.kind_operator", kind=kind, operator=operator)
-    return kind
-
-
-def _engine(result: Result, view: View, side: str | None) -> str:
-    if side is None:
-        return view.say("side.both")
-    name = result.engines.get(side)
-    return view.say("page.engine", engine=name, side=view.word("side", side)) if name else view.word("side", side)
-
-
-def _tiles(result: Result, view: View, lang: str) -> list[dict[str, str]]:
-    """Four facts that a stranger must see first."""
-    if not result.findings:
-        return _tiles_clean(result, view)
-    first = result.findings[0]
-    note, kind = "", _kind(view, first)
-    if result.diagnosis is not None and result.diagnosis.fits and result.diagnosis.checkpoint == first.checkpoint:
-        fit = result.diagnosis.fits[0]
-        kind, note = fit.sentence[lang].rstrip(".。"), view.told(fit.told or raw(fit.text))
-    elif indices.is_fault(first):
-        note = escape(first.evidence["fault"])
-    elif first.evidence.get("rule"):
-        note = escape(first.evidence["rule"])
-    path = view.path(first) if len(first.path) > 1 else view.say("page.path", path=first.path)
-    places = view.place(first)
-    broken = escape((PATHS_ZH if lang == "zh" else PATHS)[first.path]) if len(first.path) == 1 else ""
-    return [
-        {
-            "label": view.say("page.tile_path"),
-            "value": path,
-            "note": escape(names[first.path]) if len(first.path) == 1 else "",
-        },
-        {
-            "label": view.say("page.tile_side"),
-            "value": result.engines.get(first.side or "", "") or view.word("side", first.side or "both"),
-            "note": view.word("side", first.side or "both"),
-        },
-        {
-            "label": view.say("page.tile_origin"),
-            "value": first.checkpoint or view.say("label.not_known"),
-            "note": Markdown(f"{view.phase_of(first)}") if first.checkpoint else places,
-        },
-        {"label": view.say("page.tile_kind"), "value": kind, "note": note},
-    ]
-
-
-def _tiles_clean(result: Result, view: View) -> list[dict[str, str]]:
-    tiles = []
-    if result.tokens is not None:
-        equal = sum(one.outcome == "equal" for one in result.tokens.free.requests)
-        tiles.append(
-            {
-                "label": view.say("page.tile_tokens"),
-                "value": f"{equal} / {len(result.tokens.free.requests)}",
-                "note": view.say("page.tile_tokens_note", total=result.tokens.total),
-            }
-        )
-    if result.tensors is not None:
-        counts = result.tensors.counts
-        good = counts.get("equal", 0) + counts.get("within", 0)
-        tiles.append(
-            {
-                "label": view.say("page.tile_tensors"),
-                "value": f"{good} / {sum(counts.values())}",
-                "note": view.say("page.tile_tensors_note", equal=counts.get("equal", 0)),
-            }
-        )
-    if result.conditions:
-        ok = sum(one.verdict == "ok" for one in result.conditions)
-        tiles.append(
-            {
-                "label": view.say("page.tile_conditions"),
-                "value": f"{ok} / {len(result.conditions)}",
-                "note": view.say("page.tile_conditions_note"),
-            }
-        )
-    if result.coverage is not None:
-        tiles.append(
-            {
-                "label": view.say("page.tile_coverage"),
-                "value": f"{percent_text(result.coverage.paired.percent)} %",
-                "note": view.say("page.tile_coverage_note", expected=result.coverage.paired.expected),
-            }
-        )
-    return tiles
-
-
-def _believed(result: Result, view: View, lang: str) -> list[dict[str, Any]]:
-    """Why the verdict is believed, and what speaks against it: each with a state that has a sign of its own."""
-    found: list[dict[str, Any]] = []
-
-    def add(state: str, text: str, parts: Sequence[str] = ()) -> None:
-        sign = {"for": "✓", "against": "✗", "open": "?"}[state]
-        found.append({"state": state, "sign": sign, "text": text, "parts": list(parts)})
-
-    first = result.findings[0] if result.findings else None
-    if first is not None:
-        sentence = first.evidence.get("sentence")
-        reasons = sentence.get("reasons") if isinstance(sentence, Mapping) else None
-        if isinstance(reasons, list) and first.evidence.get("operator"):
-            add(
-                "for",
-                view.say("page.believe_own", operator=first.evidence["operator"]),
-                [view.told(one) for one in reasons if isinstance(one, Mapping)],
-            )
-        else:
-            add("for", view.evidence(first))
-        inputs = first.evidence.get("inputs_state")
-        if inputs in ("equal", "within"):
-            add("for", view.say("page.believe_inputs", state=view.word("tensor", str(inputs))))
-        oracle = result.diagnosis
-        if oracle is not None and oracle.checkpoint == first.checkpoint:
-            judged = [one.verdict for one in oracle.sides.values()]
-            state = "for" if oracle.side is not None and oracle.side == first.side else "open"
-            told = claims_text(view, claims.walked(result, lang), "oracle")
-            add(state if "not observable" not in judged else "open", told)
-        for transplant in result.transplants:
-            state = {"confirmed": "for", "refuted": "against"}.get(str(transplant.get("verdict")), "open")
-            add(
-                state,
-                view.say(
-                    "label.transplant",
-                    checkpoint=transplant.get("checkpoint"),
-                    side=view.word("side", str(transplant.get("side"))),
-                    verdict=view.word("transplant", str(transplant.get("verdict"))),
-                    why=view.transplant(transplant),
-                ),
-            )
-        for key in ("alone", "batched"):
-            text = claims_text(view, claims.walked(result, lang), key)
-            if text:
-                add("for" if key == "alone" else "open", text)
-    told_of = {one.tokens for one in result.stability}
-    if len(result.stability) == 2 and all(one.stable for one in result.stability) and len(told_of) == 1:
-        add("for", view.say("page.believe_both_repeat", tokens=result.stability[0].tokens))
-    else:
-        for one in result.stability:
-            key = "page.believe_repeats" if one.stable else "page.believe_not_repeats"
-            about = {"side": f"@side.{one.side}", "tokens": one.tokens}
-            add("for" if one.stable else "against" if first is None else "open", view.say(key, **about))
-    if result.conditions:
-        held = all(one.verdict == "ok" for one in result.conditions if one.required)
-        ok = sum(one.verdict == "ok" for one in result.conditions)
-        add("for" if held else "against", view.say("check.conditions", ok=ok, total=len(result.conditions)))
-    if first is None and result.verdict == "aligned":
-        for text in _claims(view, claims.checked(result)):
-            if all(text != one["text"] for one in found):
-                add("for", text)
-    return [one for one in found if one["text"]]
-
-
-def claims_text(view: View, found: Sequence[tuple[str, Mapping[str, Any]]], name: str) -> str:
-    """The sentence ``walked.NAME``; empty if it is not among the claims."""
-    return next((view.say(key, **values) for key, values in found if key == f"walked.{name}"), "")
 
 
 # ----------------------------------------------------------------------------------------------------------- findings
