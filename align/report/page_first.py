@@ -77,7 +77,7 @@ def tiles_of(result: Result, view: View, lang: str) -> list[dict[str, str]]:
         },
         {
             "label": view.say("page.tile_side"),
-            "value": escape(result.engines.get(first.side or ""), "") or view.word("side", first.side or "both"),
+            "value": escape(result.engines.get(first.side or "") or view.word("side", first.side or "both")),
             "note": escape(view.word("side", first.side or "both")),
         },
         {
@@ -190,9 +190,9 @@ def believed_of(result: Result, view: View, lang: str) -> list[dict[str, Any]]:
         ok = sum(one.verdict == "ok" for one in result.conditions)
         add("for" if held else "against", view.say("check.conditions", ok=ok, total=len(result.conditions)))
     if first is None and result.verdict == "aligned":
-        for text in [view.say(key, **values) for key, values in claims.checked(result)]:
-            if all(text != one["text"] for one in found):
-                add("for", text)
+        for key, values in claims.checked(result):
+            if key not in ("check.conditions", "check.stability"):  # these are there
+                add("for", view.say(key, **values))
     return [one for one in found if one["text"]]
 
 

@@ -9,6 +9,7 @@ from align.compare.coverage import percent_text
 from align.report import arguments, checklists, claims
 from align.report.document import View
 from align.report.page_numbers import number, row
+from align.result.parts import Finding
 from align.result.schema import Result
 from align.result.tensors import Seen
 from align.result.tokens import TokenDifference, TokenRequest
@@ -188,8 +189,11 @@ def collectives_of(result: Result, view: View) -> list[dict[str, Any]]:
     """By side: ranks across, collectives down; a rank is right, wrong, not judged, or no member of the group."""
     found = []
     for side, audit in result.collectives.items():
-        ranks = sorted({rank for one in audit.rows for rank in one.group})
-        rows = []
+        accusing = [one for one in result.findings if (one.path, one.side) == ("C", side) and one.kind != "collective"]
+        members = [*(one.group for one in audit.rows), *(one.ranks for one in accusing)]
+        ranks = sorted({rank for group in members for rank in group})
+        # A collective that was not made, or is wrong in another way than its result, is a row of its own.
+        rows = [_accused(one, ranks, view) for one in accusing]
         for one in audit.rows:
             cells = []
             for rank in ranks:
@@ -223,6 +227,19 @@ def collectives_of(result: Result, view: View) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _accused(finding: Finding, ranks: Sequence[int], view: View) -> dict[str, Any]:
+    """A finding as a row of the matrix."""
+    states = ["wrong" if rank in finding.ranks or not finding.ranks else "clear" for rank in ranks]
+    return {
+        "operation": view.word("kind", finding.kind),
+        "group": finding.checkpoint or "–",
+        "right": "–",
+        "wrong": "–",
+        "unseen": "–",
+        "cells": [{"state": state, "word": view.words(f"page_rank.{state}")} for state in states],
+    }
 
 
 def ledger_of(result: Result, view: View) -> list[dict[str, Any]]:
