@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import inf
+from math import inf, sqrt
 from typing import Any
 
 from align.compare.spread import SHARES
@@ -18,8 +18,10 @@ STEPS = (0.1, 0.33, 1.0, 3.0, 10.0)
 SHADES = ("low", "mid", "high", "over", "far", "top")
 #: Growth of error over prediction from one layer to the next that is a bend; the prediction's share of clean pairs.
 BEND, CLEAN = 2.0, 2.0
-#: Views: between the sides, and what each side's operator added.
-VIEWS = ("between", "candidate", "reference")
+#: Checkpoints that are listed as furthest apart, whatever is allowed: where everything is far off, the order tells.
+FURTHEST = 10
+#: Views: between the sides by error and by cosine, and what each side's operator added.
+VIEWS = ("between", "cosine", "candidate", "reference")
 _MEASURED = ("error", "floor", "bound", "ratio", "state")
 
 
@@ -43,10 +45,11 @@ def map_of(result: Result, say: Say, lang: str) -> dict[str, Any] | None:
         "layers": [{"layer": layer, "cells": [place.get((layer, kind)) for kind in columns]} for layer in layers],
         "single": single,
         "cells": [_cell(one, accused.get(one.name, []), say, lang, shared) for one in cells],
+        "furthest": furthest(cells),
         "texts": list(shared),
         "shares": list(SHARES),
         "first": _first(cells, accused),
-        "views": [view for view in VIEWS if view == "between" or any(view in one.own for one in cells)],
+        "views": [view for view in VIEWS if view in ("between", "cosine") or any(view in one.own for one in cells)],
     }
 
 
@@ -93,7 +96,7 @@ def _cell(cell: Cell, accused: list[int], say: Say, lang: str, shared: dict[str,
         """Its place among the texts that cells have in common: there are many cells, and they say the same."""
         return shared.setdefault(words, len(shared))
 
-    views = {"between": _view(cell.verdict, cell.ratio)}
+    views = {"between": _view(cell.verdict, cell.ratio), "cosine": _by_cosine(cell)}
     for side, own in cell.own.items():
         views[side] = _view(own.verdict, own.ratio)
     return {
@@ -125,6 +128,28 @@ def _cell(cell: Cell, accused: list[int], say: Say, lang: str, shared: dict[str,
 
 def _view(verdict: str, ratio: Any) -> list[str]:
     return [shade(verdict, ratio), short(verdict, ratio), verdict]
+
+
+def _by_cosine(cell: Cell) -> list[str]:
+    """By the angle between both sides' tensors, which for small errors is their relative L2."""
+    value = as_float(cell.cosine)
+    if cell.verdict == "equal" or value is None:
+        return _view(cell.verdict if cell.verdict == "equal" else "not observable", None)
+    apart = max(0.0, 1 - value)
+    text = "0" if apart == 0 else f"{apart:.0e}".replace("e-0", "e-")
+    return [shade("within", sqrt(2 * apart) / cell.bound), text, cell.verdict]
+
+
+def _cosine(value: Any) -> str:
+    """With the digits that tell it from 1."""
+    found = as_float(value)
+    return "–" if found is None else f"{found:.8f}".rstrip("0").rstrip(".")
+
+
+def furthest(cells: Sequence[Cell]) -> list[int]:
+    """Places of the checkpoints that are furthest from their bounds, or beyond them most; those that differ alone."""
+    ranked = sorted(range(len(cells)), key=lambda at: (-(as_float(cells[at].ratio) or 0.0), at))
+    return [at for at in ranked if as_float(cells[at].ratio)][:FURTHEST]
 
 
 def _others(cell: Cell) -> list[list[str]]:
@@ -170,6 +195,7 @@ def drift_of(result: Result) -> dict[str, Any] | None:
         "bound": [one.bound for one in points],
         "equal": all(as_float(one.error) == 0 for one in points),
         "bend": bend_of(points),
+        "cosine": ["–" if one.cosine is None else _cosine(one.cosine) for one in points],
     }
 
 

@@ -112,6 +112,10 @@ def _difference(one: TokenDifference, view: View) -> dict[str, Any]:
         "tie": one.near_tie,
         "word": view.word("outcome", "near_tie" if one.near_tie else "diverged"),
         "why": view.told(one.told or None, one.why),
+        "top": {
+            side: " · ".join(f"{chance.id} ({number(chance.logprob)})" for chance in one.top.get(side, []))
+            for side in _SIDES
+        },
     }
 
 

@@ -148,6 +148,8 @@ class DriftPoint(Documented):
     """What rounding alone predicts there."""
     bound: float
     """What the policy allows there."""
+    cosine: Number | None = None
+    """Of both sides' whole tensors as vectors; null in results of an earlier version."""
 
 
 class CallSite(Documented):
@@ -178,8 +180,14 @@ def cells_of(compared: TensorComparison) -> list[Cell]:
 
 def drift_of(compared: TensorComparison) -> list[DriftPoint]:
     """Layer by layer."""
+    cosines = {
+        one.layer: plain(one.metrics.cosine)
+        for one in compared.checkpoints
+        if one.kind == "block_in" and one.metrics is not None
+    }
     return [
         DriftPoint(
+            cosine=cosines.get(layer),
             layer=layer,
             error=_short(error),
             predicted=_float(predicted),

@@ -153,6 +153,11 @@
     buttons.get(to).focus();
   });
   document.getElementById("map").addEventListener("click", (event) => {
+    const link = event.target.closest("button[data-open]");
+    if (link) {
+      only(Number(link.dataset.open));
+      open(Number(link.dataset.open), true);
+    }
     const button = event.target.closest("button.cell");
     if (!button) return;
     only(Number(button.dataset.at));

@@ -20,6 +20,7 @@ from align.result.build import Command, result_of
 from align.result.cells import DriftPoint
 from align.result.ground import Ground
 from align.result.schema import Result
+from align.result.tokens import tokens_of
 from align.run.flow import Wishes
 from align.run.report import Report
 from tests.unit.align.report import pages
@@ -207,3 +208,40 @@ def test_the_script_gets_no_more_than_it_reads(tmp_path: Path, monkeypatch: pyte
 
 def test_the_chart_library_has_its_licence_beside_it() -> None:
     assert "MIT" in (TEMPLATES / html.CHARTS / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_both_sides_candidates_stand_beside_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = made.Run(tmp_path / "run", monkeypatch).go().result()
+    assert result.tokens is not None
+    run = result.tokens.free
+    assert all(one.ids["candidate"] == one.ids["reference"] for one in run.requests)
+    different: dict[str, dict[str, tuple[int, ...]]] = {"candidate": {"r0": (5, 6)}, "reference": {"r0": (5, 9)}}
+    generated = {side: recordings.generations(ids) for side, ids in different.items()}
+    told = tokens_of({"free": made.comparison(different["candidate"], different["reference"])}, generated)
+    assert told is not None and told.first is not None
+    assert {side: top[0].id for side, top in told.first.top.items()} == {"candidate": 6, "reference": 9}
+    (only,) = page_of(result.model_copy(update={"tokens": told}))["tokens"]["differences"]
+    assert only["top"]["candidate"].startswith("6 (") and only["top"]["reference"].startswith("9 (")
+    columns = page_of(result.model_copy(update={"tokens": told}))["tokens"]["requests"][0]["columns"]
+    assert [one["state"] for one in columns] == ["same", "different"]
+
+
+def test_cosine_is_told_layer_by_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = pages.result_of("B", tmp_path / "run", monkeypatch)
+    assert result.tensors is not None
+    page = page_of(result)
+    assert page["drift"]["cosine"] == ["1"] * len(result.tensors.drift), "block_in is equal in front of both layers"
+    cell = next(one for one in page["map"]["cells"] if one["name"] == "layers.1.mlp.up")
+    assert cell["views"]["cosine"][0] in ("same", "low"), "twice a vector points where it did"
+    large = page_of(pages.large(result))["map"]["cells"][0]
+    assert large["views"]["cosine"][1] == "9e-5"  # 1 - 0.99991234
+    assert "cosine" in page["map"]["views"]
+
+
+def test_the_ten_furthest_apart_are_ranked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = pages.result_of("B", tmp_path / "run", monkeypatch)
+    found = page_of(result)["map"]
+    assert [found["cells"][at]["name"] for at in found["furthest"]][:1] == ["layers.1.mlp.up"]
+    page = page_of(pages.large(result))["map"]
+    assert len(page["furthest"]) == 10
+    assert {page["cells"][at]["verdict"] for at in page["furthest"]} == {"beyond"}
