@@ -53,8 +53,19 @@
   };
   const again = () => charts.forEach(draw);
   media.addEventListener("change", again);
-  addEventListener("beforeprint", () => { printing = true; again(); });
-  addEventListener("afterprint", () => { printing = false; again(); });
+  // On paper nothing can be unfolded.
+  let unfolded = [];
+  addEventListener("beforeprint", () => {
+    unfolded = [...document.querySelectorAll("details:not([open])")];
+    unfolded.forEach((one) => { one.open = true; });
+    printing = true;
+    again();
+  });
+  addEventListener("afterprint", () => {
+    unfolded.forEach((one) => { one.open = false; });
+    printing = false;
+    again();
+  });
   let waiting = 0;
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(again, 120); });
 

@@ -131,6 +131,12 @@ def test_it_is_whole_without_scripts_and_in_print(browser: Browser, results: dic
         driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
     assert "Slot that was used" in text
     browser.open(written(results["B"], tmp_path), scheme="dark")
+    folded = "return document.querySelectorAll('details:not([open])').length"
+    before = browser.run(folded)
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    assert before > 0 and browser.run(folded) == 0, "on paper everything is unfolded"
+    browser.run("dispatchEvent(new Event('afterprint'))")
+    assert browser.run(folded) == before
     printed = driver.execute_cdp_cmd("Page.printToPDF", {})
     assert len(printed["data"]) > 10_000
     assert browser.complaints() == []
