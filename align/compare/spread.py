@@ -73,18 +73,19 @@ def spread_of(blocks: Sequence[Block], rows: Sequence[PairedRow]) -> Spread | No
     channel_err = np.sum([block.channel_err for block in blocks], axis=0)
     channel_ref = np.sum([block.channel_ref for block in blocks], axis=0)
     relative = _relative(err, ref)
-    steps: dict[int, tuple[float, float]] = {}
-    for at, one, other in zip(indices.tolist(), err.tolist(), ref.tolist(), strict=True):
-        step = rows[at].candidate.step
-        before = steps.get(step, (0.0, 0.0))
-        steps[step] = before[0] + one, before[1] + other
+    computed = np.fromiter((rows[at].candidate.step for at in indices.tolist()), np.int64, len(indices))
+    steps, of_step = np.unique(computed, return_inverse=True)
+    step_err, step_ref = np.bincount(of_step, err), np.bincount(of_step, ref)
     heads: tuple[tuple[int, float], ...] = ()
     if len(channels) == 2:
         heads = _worst(_relative(channel_err.reshape(channels).sum(1), channel_ref.reshape(channels).sum(1)))
-    finite = np.sort(relative)
+    ordered = np.sort(relative)
     return Spread(
-        quantiles=tuple(float(finite[min(len(finite) - 1, int(share * len(finite)))]) for share in SHARES),
-        steps=tuple((step, _whole(*sums)) for step, sums in sorted(steps.items())),
+        quantiles=tuple(float(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) for share in SHARES),
+        steps=tuple(
+            (step, _whole(*sums))
+            for step, *sums in zip(steps.tolist(), step_err.tolist(), step_ref.tolist(), strict=True)
+        ),
         rows=tuple(
             (rows[int(indices[at])].key.request, rows[int(indices[at])].key.position, value)
             for at, value in _worst(relative)
