@@ -331,5 +331,12 @@
     }));
   };
 
+  // The first cell to look at is in sight, also of a large map; the page itself stays at its top.
+  const start = buttons.get(map.first), box = start && start.closest(".tall");
+  if (box) {
+    const cell = start.getBoundingClientRect(), frame = box.getBoundingClientRect();
+    if (cell.bottom > frame.bottom) box.scrollTop = cell.top - frame.top - box.clientHeight / 2;
+    if (cell.right > frame.right) box.scrollLeft = cell.left - frame.left - box.clientWidth / 2;
+  }
   open(map.first, false);
 })();

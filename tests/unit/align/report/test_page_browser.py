@@ -103,6 +103,13 @@ def test_a_chart_stands_where_there_is_drift(browser: Browser, results: dict[str
     assert browser.run("return document.querySelectorAll('#drift-chart canvas').length") == 1
     assert f"in layer {pages.WRONG}" in browser.run("return document.querySelector('#drift .bend').innerText")
     assert browser.run("return document.querySelectorAll('#detail canvas').length") == 1, "the error by step"
+    in_sight = (
+        "const cell = document.querySelector('button.cell[aria-pressed=true]').getBoundingClientRect(),"
+        " box = document.querySelector('.tall').getBoundingClientRect();"
+        "return [cell.left >= box.left && cell.right <= box.right, scrollY]"
+    )
+    browser.open(written(pages.large(results["B"]), tmp_path), PHONE)
+    assert browser.run(in_sight) == [True, 0], "of a wide map, and the page stays at its top"
 
 
 def test_a_large_page_is_there_soon_and_scrolls(browser: Browser, results: dict[str, Result], tmp_path: Path) -> None:
