@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help align isolate drill nightly doctor env path test lint unit integration extended format clean-env
+.PHONY: help align isolate drill nightly doctor env path test lint browser unit integration extended format clean-env
 
 ifndef PYTHON
 PYTHON := $(shell command -v python3.11 || command -v python3 || echo python3)
@@ -80,13 +80,14 @@ help:
 	@echo 'make nightly             a plan of cases, what is new since the last night; PLAN=plan.toml, ARGS="--fail-on any"'
 	@echo 'make test                environments, lint, types, unit and integration tests'
 	@echo 'make lint | unit | integration | format'
+	@echo 'make browser             as root: Chromium by apt, for the tests of report.html (make test does it)'
 	@echo 'make extended            the integration tests that make test leaves out (two and a half hours; a part: ARGS="-k silence")'
 	@echo 'make doctor              say what is missing on this machine, and the command that mends it (DEVICE=ascend)'
 	@echo 'make env                 build the environments now (align and test do it when needed)'
 	@echo 'make path                print the path of the align command of this checkout, for its other commands:'
 	@echo '                         runs, resume, replay, reduce, capture (one engine alone), compare (two traces), next,'
-	@echo '                         diff, export, taps, report, checklist, explain, golden, calibrate, drill, schema, fa,'
-	@echo '                         doctor, env'
+	@echo '                         diff, export, taps, report, open, checklist, explain, golden, calibrate, drill,'
+	@echo '                         schema, fa, doctor, env'
 	@echo 'make clean-env           remove the environments'
 	@echo
 	@echo 'ALIGN_HOME   where environments and models are kept (default: ~/.cache/align)'
@@ -125,6 +126,18 @@ lint:
 format:
 	@$(call WITH_DRIVER,driver) && $(DRIVER) ruff format . && $(DRIVER) ruff check --fix .
 
+# Tests of report.html need Chromium and its driver; where these cannot be had, they are skipped and say so.
+browser:
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \
+	elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+		echo 'no Chromium here: tests of report.html are skipped; they run after: apt-get install chromium chromium-driver'; \
+	else \
+		echo 'installing Chromium and its driver, for the tests of report.html'; \
+		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
+			chromium chromium-driver; } >/dev/null || \
+		echo 'Chromium could not be installed (apt-get says why, above): tests of report.html are skipped'; \
+	fi
+
 unit:
 	@$(call TESTS,driver) && $(DRIVER) pytest tests/unit -n auto --dist loadfile $(value ARGS)
 
@@ -138,6 +151,7 @@ extended:
 test:
 	@$(BOOTSTRAP) all
 	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory browser
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory integration
 

@@ -14,7 +14,7 @@ from align.checklists.evaluate import with_checklists
 from align.cli.paired import earlier_of
 from align.errors import UserError
 from align.models.info import ModelInfo
-from align.report.document import render
+from align.report.forms import forms
 from align.result.build import Command, result_of
 from align.result.facts import Answers
 from align.result.ground import ground_of_run
@@ -25,16 +25,6 @@ from align.run.outcome import Outcome
 from align.run.plan import SideExtras
 from align.run.record import run_record, tokens_record
 from align.run.report import Report
-
-
-def report_name(lang: str) -> str:
-    """``report.md`` is English whatever was asked for; another language has a file of its own beside it."""
-    return "report.md" if lang == "en" else f"report.{lang}.md"
-
-
-def report_names(lang: str) -> tuple[str, ...]:
-    """All that a run with ``--lang`` leaves."""
-    return tuple(dict.fromkeys((report_name("en"), report_name(lang))))
 
 
 @dataclass
@@ -110,7 +100,8 @@ class Known:
         assert self.directory is not None
         self.result = result = with_checklists(result)  # anew: there may be a ladder now
         for lang in dict.fromkeys(("en", self.lang)):
-            self.directory.write(report_name(lang), render(result, lang))
+            for name, text in forms(result, lang):
+                self.directory.write(name, text)
         self.directory.write(RESULT, text_of(result))
 
     def keep_tokens(self) -> None:

@@ -41,18 +41,47 @@ def report_command(
     ],
     lang: Lang = "en",
     out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Default: report.md, or report.zh.md, in RUN; - prints it.")
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="One form alone: FILE.html, FILE.xml (JUnit) or Markdown; - prints Markdown. Default: all, in RUN.",
+        ),
     ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write the report of a run once more: report.md in English, report.zh.md in Chinese.
+    """Write the report of a run once more: report.html, report.md and junit.xml (report.zh.html, report.zh.md).
 
-    Example: `align report RUN --lang zh`
+    report.html is one file that asks the network for nothing, to be forwarded.
+
+    Examples: `align report RUN --lang zh` · `align report RUN --out mail.html`
     """
     from align.cli import report as work
 
     raise typer.Exit(guarded(lambda: work.execute(run, lang, out, json), debug, json))
+
+
+def open_command(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Directory of a run, its name, or a result.json.", callback=run_named)
+    ],
+    lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
+    port: Annotated[int, typer.Option(help="Of 127.0.0.1; 0 is any that is free.")] = 0,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open it in the browser, or only print its address.")
+    ] = True,
+    debug: Debug = False,
+) -> None:
+    """Show the page of a run, with captured values of both sides on demand.
+
+    It is served to this machine alone, read only, at an address with a random token, until Ctrl-C. To forward the page,
+    send RUN/report.html: it is whole without this command.
+
+    Example: `align open RUN --no-browser`
+    """
+    from align.cli import open as work
+
+    raise typer.Exit(guarded(lambda: work.execute(run, lang, port, browser), debug))
 
 
 def checklist_command(

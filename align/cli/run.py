@@ -21,7 +21,7 @@ from align.checkpoints.table import Structure
 from align.cli import ladder
 from align.cli.errors import note_next
 from align.cli.interview import answers_of, ask_on_terminal, interview, is_terminal
-from align.cli.leave import Known, report_names
+from align.cli.leave import Known
 from align.cli.options import (
     budget_bytes,
     case_in,
@@ -43,6 +43,7 @@ from align.models.info import ModelInfo
 from align.models.resolve import resolve_model
 from align.report import prompts, terminal
 from align.report.document import language
+from align.report.forms import report_names
 from align.report.live import LiveProgress
 from align.report.steps import expected_steps
 from align.result.facts import NO_ANSWERS, Answers

@@ -17,6 +17,7 @@ from align.compare.metrics import Metrics, identical, join, measure_block
 from align.compare.pairing import Pairing
 from align.compare.policy import Judged, TensorPolicy
 from align.compare.rows import CANDIDATE, REFERENCE, PairedRow, Place, Recorded, RowKey, real_steps
+from align.compare.spread import Spread, spread_of
 from align.sentences import Said, said, text_of
 
 Verdict = Literal["equal", "within", "beyond", "not observable", "not comparable"]
@@ -47,6 +48,9 @@ class CheckpointComparison:
         nonfinite_row: the first row in which both sides are not finite in the same elements.
         said: of ``beyond``: ``why``, as data.
         wrong_side: of a choice of experts: the side alone whose own logits refute it.
+        spread: of the distance over rows, steps and channels; ``None`` of equal tensors, integers and digests.
+        shape: of the compared tensors, the rows first; empty if there were none, or digests alone.
+        dtypes: by side, as recorded.
     """
 
     name: str
@@ -69,6 +73,9 @@ class CheckpointComparison:
     nonfinite_row: RowKey | None = None
     said: Said | None = None
     wrong_side: str | None = None
+    spread: Spread | None = None
+    shape: tuple[int, ...] = ()
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def compared(self) -> bool:
@@ -89,7 +96,8 @@ class CheckpointComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
-        plain = asdict(replace(self, metrics=None, phases={}))
+        plain = asdict(replace(self, metrics=None, phases={}, spread=None))
+        plain["spread"] = None if self.spread is None else self.spread.to_dict()
         plain["metrics"] = None if self.metrics is None else self.metrics.to_dict()
         plain["phases"] = {phase: metrics.to_dict() for phase, metrics in self.phases.items()}
         return {**plain, "inputs_state": self.inputs_state}
@@ -246,6 +254,7 @@ def _judge(
     name: str, a: torch.Tensor, b: torch.Tensor, rows: Sequence[PairedRow], policy: TensorPolicy, estimated: bool
 ) -> CheckpointComparison:
     phases: dict[str, Metrics] = {}
+    spread: Spread | None = None
     if estimated:
         policy = policy.without_floor()  # floors are of values: eight projections add noise of their own
         metrics = estimate(a, b)
@@ -257,7 +266,7 @@ def _judge(
     elif same_bits(a, b):
         metrics = identical(a)
     else:
-        metrics, phases = _measure(a, b, rows)
+        metrics, phases, spread = _measure(a, b, rows)
 
     def judge(found: Metrics, count: int) -> tuple[Judged, Said]:
         token = found.worst_token
@@ -290,7 +299,14 @@ def _judge(
         seed=policy.seed_passes(metrics),
         nonfinite_row=nonfinite,
         said=why if verdict == "beyond" else None,
+        spread=spread,
+        shape=() if estimated else tuple(a.shape),
+        dtypes={} if estimated else {CANDIDATE: _dtype(a), REFERENCE: _dtype(b)},
     )
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _first_nonfinite(tensor: torch.Tensor) -> int:
@@ -298,16 +314,20 @@ def _first_nonfinite(tensor: torch.Tensor) -> int:
     return int((~torch.isfinite(tensor)).reshape(tensor.shape[0], -1).any(1).float().argmax())
 
 
-def _measure(a: torch.Tensor, b: torch.Tensor, rows: Sequence[PairedRow]) -> tuple[Metrics, dict[str, Metrics]]:
-    """Over all rows and over those of each phase."""
+def _measure(
+    a: torch.Tensor, b: torch.Tensor, rows: Sequence[PairedRow]
+) -> tuple[Metrics, dict[str, Metrics], Spread | None]:
+    """Over all rows and over those of each phase, and how it is spread."""
     places: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         places.setdefault(row.phase, []).append(index)
     if len(places) == 1:
-        whole = join([measure_block(a, b)])
-        return whole, dict.fromkeys(places, whole)
+        block = measure_block(a, b)
+        whole = join([block])
+        return whole, dict.fromkeys(places, whole), spread_of([block], rows)
     blocks = {phase: measure_block(a[indices], b[indices]).at(indices) for phase, indices in places.items()}
-    return join(list(blocks.values())), {phase: join([block]) for phase, block in blocks.items()}
+    every = list(blocks.values())
+    return join(every), {phase: join([block]) for phase, block in blocks.items()}, spread_of(every, rows)
 
 
 def _compare_by_order(

@@ -22,6 +22,7 @@ from align.compare.pairing import Pairing, pair_rows
 from align.compare.policy import TensorPolicy
 from align.compare.routes import Flip, Routed, Routes, routers_told
 from align.compare.rows import CANDIDATE, REFERENCE, Recorded
+from align.compare.sites import Site
 from align.compare.tokens import Mode
 from align.sentences import text_of
 
@@ -47,6 +48,7 @@ class TensorComparison:
         routing: what lies behind them, and whether it was compared; ``None`` if there are none.
         flipped: by mode of the tokens, request and position of the rows that lie behind them: in a ``free`` run all,
             in a ``replay`` those for which the sides used other experts, which were not compared.
+        sites: where each side makes the checkpoints; filled in by whoever has the recordings of calls.
     """
 
     policy: TensorPolicy
@@ -58,6 +60,7 @@ class TensorComparison:
     flips: tuple[Flip, ...] = ()
     routing: Routed | None = None
     flipped: Mapping[Mode, frozenset[tuple[str, int]]] = field(default_factory=dict)
+    sites: tuple[Site, ...] = ()
 
     def get(self, name: str) -> CheckpointComparison | None:
         """One checkpoint, if it is there."""
@@ -82,6 +85,7 @@ class TensorComparison:
             "notes": list(self.notes),
             "flips": [asdict(flip) for flip in self.flips],
             "routing": None if self.routing is None else asdict(self.routing),
+            "sites": [asdict(site) for site in self.sites],
         }
 
 

@@ -87,6 +87,11 @@ class View:
         self._colon, self._comma = words("label.colon"), words("label.comma")
         self._list = words("label.list")
 
+    @property
+    def words(self) -> Words:
+        """The language's sentences, without Markdown's escapes."""
+        return self._words
+
     def say(self, key: str, /, **values: Any) -> Markdown:
         """A sentence. Its own marks are Markdown; what fills it is escaped. A value ``@KEY`` is a sentence too."""
         return Markdown(self._words(key, **{name: self._value(value) for name, value in values.items()}))

@@ -1,4 +1,5 @@
-"""Sentences of the report in each language, by key; ``templates/words.LANGUAGE.toml`` holds them."""
+"""Sentences of the report in each language, by key; ``templates/words.LANGUAGE.toml`` holds them, and
+``page.LANGUAGE.toml`` those that the page alone says."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ class Words:
 
     def __init__(self, language: str) -> None:
         self.language = language
-        content = tomllib.loads((TEMPLATES / f"words.{language}.toml").read_text(encoding="utf-8"))
+        content: dict[str, dict[str, str]] = {}
+        for name in ("words", "page"):
+            content |= tomllib.loads((TEMPLATES / f"{name}.{language}.toml").read_text(encoding="utf-8"))
         self.sentences: Mapping[str, str] = {
             f"{group}.{key}": sentence for group, sentences in content.items() for key, sentence in sentences.items()
         }

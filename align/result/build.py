@@ -62,7 +62,11 @@ def result_of(
     details: Mapping[str, Any] | None = None,
 ) -> Result:
     """The result, of a comparison that ended anyhow."""
-    tokens, coverage, tensors = tokens_of(report.comparisons), coverage_of(report), tensors_of(report)
+    tokens, coverage, tensors = (
+        tokens_of(report.comparisons, ground.free, ground.replay),
+        coverage_of(report),
+        tensors_of(report),
+    )
     found = {
         "source": ground.source,
         "verdict": report.verdict,

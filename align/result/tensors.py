@@ -13,6 +13,7 @@ from align.compare.checkpoint import CheckpointComparison
 from align.compare.coverage import Coverage as Covered
 from align.compare.routes import Flip, routers_told
 from align.compare.tensors import TensorComparison
+from align.result.cells import CallSite, Cell, DriftPoint, cells_of, drift_of, sites_of
 from align.result.parts import Documented, Number
 from align.result.plain import plain
 from align.run.report import Report
@@ -187,6 +188,12 @@ class Tensors(Documented):
     """What lies behind them; null without near-ties."""
     routers: list[dict[str, Any]] = Field(default_factory=list)
     """The same as sentences: the first near-ties, and what came of the rows behind them."""
+    cells: list[Cell] = Field(default_factory=list)
+    """Every checkpoint with its scale, layer 0 first; empty in results of an earlier version."""
+    drift: list[DriftPoint] = Field(default_factory=list)
+    """The residual stream layer by layer; empty likewise."""
+    sites: list[CallSite] = Field(default_factory=list)
+    """Where the sides make the checkpoints; empty likewise, and of recordings without calls."""
 
 
 def coverage_of(report: Report) -> Coverage | None:
@@ -235,6 +242,9 @@ def tensors_of(report: Report) -> Tensors | None:
         flips=[_flip(one) for one in compared.flips],
         routing=None if compared.routing is None else RowsBehind(**asdict(compared.routing)),
         routers=routers_told(compared.flips, compared.routing),
+        cells=cells_of(compared),
+        drift=drift_of(compared),
+        sites=sites_of(compared),
     )
 
 

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 
+from adapters.base import Generation
 from align.compare.tokens import Difference, RequestComparison, TokenComparison
 from align.result.parts import Documented, Number
 from align.result.plain import plain
 from align.run.verdict import tokens_verdict
+
+#: By side, what each request got.
+Generated = Mapping[str, Sequence[Generation]]
+#: Tokens of a side that a difference shows.
+TOP = 5
+
+
+class Chance(Documented):
+    """One token that a side listed among its best."""
+
+    id: int
+    """Of the token."""
+    logprob: Number
+    """Natural-log probability."""
 
 
 class TokenDifference(Documented):
@@ -40,6 +55,8 @@ class TokenDifference(Documented):
     """Reason, in words."""
     told: dict[str, Any] = Field(default_factory=dict)
     """The same as data; empty in results of an earlier version."""
+    top: dict[str, list[Chance]] = Field(default_factory=dict)
+    """By side: the tokens that it listed there, the best first; empty in results of an earlier version."""
 
 
 class TokenRequest(Documented):
@@ -55,6 +72,8 @@ class TokenRequest(Documented):
     """Tokens with the same history on both sides, the first differing one included."""
     total: int
     """Tokens of the longer side."""
+    ids: dict[str, list[int]] = Field(default_factory=dict)
+    """By side: the generated ids of the free run; empty elsewhere, and in results of an earlier version."""
 
 
 class TokenRun(Documented):
@@ -105,8 +124,16 @@ def first_difference(comparisons: Mapping[str, TokenComparison]) -> Difference |
     return min(real, key=lambda one: one.index, default=None)
 
 
-def tokens_of(comparisons: Mapping[str, TokenComparison]) -> Tokens | None:
-    """``None`` if no tokens were compared."""
+def tokens_of(
+    comparisons: Mapping[str, TokenComparison],
+    generated: Generated | None = None,
+    replayed: Generated | None = None,
+) -> Tokens | None:
+    """``None`` if no tokens were compared.
+
+    Args:
+        generated, replayed: by side, what the free run and the one along the same tokens gave.
+    """
     free = comparisons.get("free")
     if free is None:
         return None
@@ -115,35 +142,38 @@ def tokens_of(comparisons: Mapping[str, TokenComparison]) -> Tokens | None:
     return Tokens(
         verdict=tokens_verdict(comparisons),
         total=sum(request.total for request in free.requests),
-        first=None if first is None else _difference(first),
-        free=_run(free),
-        replay=None if replay is None else _run(replay),
+        first=None if first is None else _difference(first, generated or {}),
+        free=_run(free, generated or {}),
+        replay=None if replay is None else _run(replay, replayed or {}, ids=False),
     )
 
 
-def _run(comparison: TokenComparison) -> TokenRun:
+def _run(comparison: TokenComparison, generated: Generated, ids: bool = True) -> TokenRun:
+    known = generated if ids else {}  # forced ones are the reference's
+    of_side = {side: {one.request: list(one.token_ids) for one in found} for side, found in known.items()}
     return TokenRun(
         verdict=comparison.verdict,
         noise=plain(comparison.noise),
         floor=comparison.policy.floor,
         cap=comparison.policy.cap,
         noise_above_cap=comparison.noise_above_cap,
-        requests=[_request(request) for request in comparison.requests],
-        differences=[_difference(one) for one in comparison.differences],
+        requests=[_request(request, of_side) for request in comparison.requests],
+        differences=[_difference(one, generated) for one in comparison.differences],
     )
 
 
-def _request(request: RequestComparison) -> TokenRequest:
+def _request(request: RequestComparison, ids: Mapping[str, Mapping[str, list[int]]]) -> TokenRequest:
     return TokenRequest(
         request=request.request,
         outcome=request.outcome,
         equal=request.compared - len({one.index for one in request.differences}),
         compared=request.compared,
         total=request.total,
+        ids={side: found[request.request] for side, found in ids.items() if request.request in found},
     )
 
 
-def _difference(one: Difference) -> TokenDifference:
+def _difference(one: Difference, generated: Generated) -> TokenDifference:
     return TokenDifference(
         request=one.request,
         index=one.index,
@@ -157,4 +187,12 @@ def _difference(one: Difference) -> TokenDifference:
         near_tie=one.near_tie,
         why=one.why,
         told=plain(dict(one.told)),
+        top={side: top for side, found in generated.items() if (top := _top(found, one))},
     )
+
+
+def _top(generations: Sequence[Generation], one: Difference) -> list[Chance]:
+    """The best tokens of a side at a difference; empty where it has no token there."""
+    steps = next((found.steps for found in generations if found.request == one.request), ())
+    listed = steps[one.index].top[:TOP] if one.index < len(steps) else ()
+    return [Chance.model_validate({"id": token, "logprob": plain(logprob)}) for token, logprob in listed]

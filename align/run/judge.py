@@ -25,6 +25,7 @@ from align.compare.parallel_code import with_parallel_code
 from align.compare.policy import TensorPolicy
 from align.compare.rows import Recorded
 from align.compare.sent import sent_notes
+from align.compare.sites import sites_of
 from align.compare.tensors import TensorComparison, compare_traces
 from align.compare.tokens import TokenComparison
 from align.errors import UserError
@@ -109,7 +110,8 @@ def judge_tensors(
         located = with_records(located, collectives or {})
     inputs = [one for one in located if one.path == "INPUT"]  # these explain everything
     findings = [*inputs, *affected, *(one for one in located if one.path != "INPUT"), *unaffected]
-    compared = replace(compared, notes=(*compared.notes, *information, *copies_unseen(copies), *sent_notes(traces)))
+    notes = (*compared.notes, *information, *copies_unseen(copies), *sent_notes(traces))
+    compared = replace(compared, notes=notes, sites=sites_of(traces))
     told = tuple(with_flips(with_parallel_code(with_calls(findings, traces), traces), compared))
     return compared, tuple(_with_phases(told, compared, traces))
 

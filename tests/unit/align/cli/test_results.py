@@ -118,7 +118,7 @@ def test_a_result_that_cannot_be_written_does_not_hide_the_error(
     align: Align, tmp_path: Path, setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup.failure = SideError("candidate", "the candidate died", "read its log")
-    monkeypatch.setattr("align.cli.leave.render", lambda *_: 1 / 0)
+    monkeypatch.setattr("align.cli.leave.forms", lambda *_: 1 / 0)
     code, _, err = align("run", "-q", "--out", str(tmp_path / "run"))
     assert code == 2
     assert "error: the candidate died" in err
@@ -144,10 +144,18 @@ def test_the_report_is_written_and_rebuilt_in_either_language(align: Align, tmp_
     assert "用户回答" in chinese
     assert "## Root cause" in english
     (run / "report.zh.md").unlink()
-    assert align("report", str(run))[:2] == (0, f"report: {run / 'report.md'}\n")
+    told = "".join(f"report: {run / name}\n" for name in ("report.md", "report.html", "junit.xml"))
+    assert align("report", str(run))[:2] == (0, told)
     assert not (run / "report.zh.md").exists()
-    assert align("report", str(run), "--lang", "zh")[:2] == (0, f"report: {run / 'report.zh.md'}\n")
+    told = "".join(f"report: {run / name}\n" for name in ("report.zh.md", "report.zh.html", "junit.xml"))
+    assert align("report", str(run), "--lang", "zh")[:2] == (0, told)
     assert (run / "report.zh.md").read_text() == chinese
+    for name in ("report.html", "report.zh.html", "junit.xml"):
+        left = (run / name).read_text()
+        assert (
+            align("report", str(run), "--lang", "zh" if "zh" in name else "en", "--out", str(tmp_path / name))[0] == 0
+        )
+        assert (tmp_path / name).read_text() == left
     code, out, _ = align("report", str(run / "result.json"), "--lang", "zh", "--out", "-")
     assert (code, out) == (0, chinese)
     assert (run / "report.md").read_text() == english

@@ -281,7 +281,16 @@ def test_an_aligned_run(align: Callable[..., Any], checkpoint: Path, tmp_path: P
     assert (code, err) == (0, "")
     assert "aligned: lmdeploy and vllm generate the same 12 greedy tokens for 4 requests" in text
     assert "\x1b[" not in text
-    left = ["case.json", "report.md", "request.json", "result.json", "run.json", "tokens.json"]
+    left = [
+        "case.json",
+        "junit.xml",
+        "report.html",
+        "report.md",
+        "request.json",
+        "result.json",
+        "run.json",
+        "tokens.json",
+    ]
     assert sorted(path.name for path in out.iterdir()) == left
     record = json.loads((out / "run.json").read_text())
     assert record["verdict"] == "aligned"
@@ -356,6 +365,8 @@ def test_a_failed_side_keeps_what_is_known(align: Callable[..., Any], checkpoint
     assert FakeSession.made[0].stages == ["launch", "closed"]
     assert sorted(path.name for path in out.iterdir()) == [
         "case.json",
+        "junit.xml",
+        "report.html",
         "report.md",
         "request.json",
         "result.json",
