@@ -217,6 +217,8 @@ EXPERT_FAULTS = {
     ),
     # (90) The sums of rank 1's rows stand one row on.
     "home_order": _of(_exchanged("result=lambda rows: rows.roll(1, 0)", 1), "permuted_rows", _ROUTED, (1,), _DP_EP),
+    # Rank 1's experts get their rows one place on, in whichever exchange: each row gets what was made of another one.
+    "rows_mixed": _of(_exchanged("given=lambda rows: rows.roll(1, 0)", 1), "permuted_rows", _ROUTED, (1,), _TP_EP),
     # In decode, where the kernels exchange: rows of rank 1's experts in another order, or counted for other experts.
     "dispatch_order": _of(
         _dispatched(_DISPATCH_ORDER), "collective", _ROUTED, (1,), _TP_EP, operator="dispatch"
