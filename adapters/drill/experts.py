@@ -181,7 +181,10 @@ def _computed(original: Callable[..., Any], layer: Layer, change: Change) -> Cal
         groups = given["group_list"]
         count = int(groups.sum() if given["group_list_type"] == _COUNTS else groups[-1])
         given["hidden_states"] = _front(given["hidden_states"], count, change.given)
-        return _front(original(**given), count, change.made)
+        made = original(**given)
+        if isinstance(made, tuple):  # vllm-ascend says when the second product began
+            return _front(made[0], count, change.made), *made[1:]
+        return _front(made, count, change.made)
 
     return compute
 
