@@ -5,7 +5,7 @@ Each patch is one text for both engines. It acts where the real fault would, wit
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 #: F20: the shared experts' result is reduced by itself, and again with the routed experts'. Behind the tap of
@@ -153,6 +153,32 @@ _SHIFTED = """            if ctx.rank == 1:
                 stack.copy_(stack.roll(1, 0).clone())"""
 
 
+#: Rank 1 expects as many rows of rank 0 as of itself, and the other way round. vLLM alone lets one change that.
+_SPLITS = """
+from adapters.drill.experts import Layer
+
+LAYER = Layer(1)
+
+
+def apply(ctx):
+    pass
+
+
+def after_load(ctx):
+    import vllm_ascend.ops.fused_moe.token_dispatcher as module
+
+    LAYER.mark(ctx)
+    original = module.async_all_to_all
+
+    def exchange(rows, expected, sent, group, event=None):
+        if LAYER and ctx.rank == 1:
+            expected = expected[::-1].copy()
+        return original(rows, expected, sent, group, event)
+
+    ctx.replace(module, "async_all_to_all", exchange)
+"""
+
+
 @dataclass(frozen=True)
 class ExpertFault:
     """A patch and what must be said of it.
@@ -162,6 +188,7 @@ class ExpertFault:
         model, layout: of the run, the latter as options.
         kind, checkpoint, ranks: of the first finding.
         numbers: what the evidence says of it.
+        engines: on which it acts.
     """
 
     source: str
@@ -171,6 +198,7 @@ class ExpertFault:
     model: str = "qwen2-moe"
     layout: tuple[str, ...] = ("--tp", "2")
     numbers: dict[str, object] = field(default_factory=dict)
+    engines: tuple[str, ...] = ("lmdeploy", "vllm")
 
 
 def _exchanged(change: str, *ranks: int) -> str:
@@ -225,6 +253,9 @@ EXPERT_FAULTS = {
     ),
     "dispatch_counts": _of(
         _dispatched(_DISPATCH_COUNTS), "collective", _ROUTED, (1,), _DP_EP, operator="dispatch"
+    ),
+    "splits": replace(
+        _of(_SPLITS, "collective", _ROUTED, (1,), _TP_EP, operator="all_to_all"), engines=("vllm",)
     ),
     # (82, 91) The weights say it: what rank 1 holds are other experts than its own, in every layer.
     "of_rank_0": _of(
