@@ -79,7 +79,7 @@ help:
 	@echo 'make drill               known faults in real runs, and what is said of each (hours; ARGS=--quick: minutes)'
 	@echo 'make test                environments, lint, types, unit and integration tests'
 	@echo 'make lint | unit | integration | format'
-	@echo 'make extended            the integration tests that make test leaves out (two and a half hours; a part: ARGS="-k silence")'
+	@echo 'make extended            the integration tests that make test leaves out (three hours; a part: ARGS="-k silence")'
 	@echo 'make doctor              say what is missing on this machine, and the command that mends it (DEVICE=ascend)'
 	@echo 'make env                 build the environments now (align and test do it when needed)'
 	@echo 'make path                print the path of the align command of this checkout, for its other commands:'
