@@ -96,6 +96,8 @@ def operator_result(ctx: PatchContext, layer: Layer, name: str, change: Callable
             result = original(*args, **kwargs)
             return change(result) if layer else result
 
+        if hasattr(original, "default"):  # torch looks it up there, by name
+            run.default = original.default  # type: ignore[attr-defined]
         ctx.replace(module, name, run)
 
 
