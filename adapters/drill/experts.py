@@ -30,7 +30,7 @@ class Change:
     """What becomes of a layer's tensors on one rank; each gets a tensor and gives one of the same shape.
 
     Attributes:
-        ids, weights: ``[rows, top_k]``, as the exchange gets them; what the router gave stays as it is.
+        ids, weights: ``[rows, top_k]``, as the exchange gets them, in this order; what the router gave stays as it is.
         mask: bool ``[rows]``: which rows of the kernels' exchange are no pads.
         given, made: ``[received rows, hidden]``: what the experts of this rank get, and what they make of it.
         result: ``[rows, hidden]``: the sum that this rank gets for its rows.
@@ -130,8 +130,8 @@ def _of_lmdeploy(ctx: PatchContext, layer: Layer, change: Change) -> None:
                 weights.div_(weights.sum(dim=-1, keepdim=True))
             given |= {
                 "renormalize": False,
-                "topk_weights": change.weights(weights),
                 "topk_ids": change.ids(given["topk_ids"]).contiguous(),
+                "topk_weights": change.weights(weights),
             }
             if given.get("x_active_mask") is not None:
                 given["x_active_mask"] = change.mask(given["x_active_mask"])

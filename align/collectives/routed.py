@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from align.checkpoints.recompute import gated_mlp
-from align.collectives.hypotheses import DOUBLED, MISSING, PERMUTED, WEIGHTED, Tried, matched
+from align.collectives.hypotheses import DOUBLED, PERMUTED, WEIGHTED, Tried, matched
 from align.sentences import Said, raw, said
 
 Tensor = torch.Tensor
@@ -228,7 +228,7 @@ def _parts(given: Routed, right: Tensor, before: float) -> Tried:
         return Tried(DOUBLED, "fits", what, residual, (), {**numbers, "ratio": factors[0]})
     if missing:
         what = said("hypothesis.left_out", missing=missing, factors=told, residual=residual)
-        return Tried(MISSING, "fits", what, residual, tuple(missing), {**numbers, "left_out": missing})
+        return Tried(WEIGHTED, "fits", what, residual, tuple(missing), {**numbers, "left_out": missing})
     return Tried(WEIGHTED, "fits", said("hypothesis.weighted", factors=told, residual=residual), residual, (), numbers)
 
 

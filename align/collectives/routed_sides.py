@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from align.checkpoints.table import Name, Structure, kinds
-from align.collectives.hypotheses import Tried, first_fit
+from align.collectives.hypotheses import MISSING, Tried, first_fit
 from align.collectives.routed import Routed, is_right, routed_tried
 from align.compare.rows import Recorded, ranks_of, real_steps
 from align.errors import UserError
@@ -55,8 +56,26 @@ def wrong_side(
             found = list(_tried(name, trace, trace.structure, weights))
         if found:
             ranks = tuple(sorted({rank for ranks, _ in found for rank in ranks}))
-            return side, ranks, [tried for _, tried in found]
+            return side, ranks, _alone([(held, list(tried)) for held, tried in found])
     return None
+
+
+def _alone(found: list[tuple[tuple[int, ...], list[Tried]]]) -> list[tuple[Tried, ...]]:
+    """Where every rank lacks just what the others made, nothing came back to it: that is a reduce which is missing.
+
+    Of two ranks one alone lacks the other's part too if it is that part which is left out everywhere.
+    """
+    parts = [(ranks, one) for ranks, tried in found for one in tried if one.numbers.get("left_out")]
+    lacks = []
+    for ranks, one in parts:
+        gone, every = set(one.numbers["left_out"]), set(range(one.numbers["size"]))
+        lacks.append(len(ranks) == 1 and gone != every and gone | set(ranks) == every)
+    if not all(lacks):
+        return [tuple(tried) for _, tried in found]
+    return [
+        tuple(replace(one, name=MISSING, ranks=ranks) if one.numbers.get("left_out") else one for one in tried)
+        for ranks, tried in found
+    ]
 
 
 def _tried(

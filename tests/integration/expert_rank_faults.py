@@ -56,6 +56,25 @@ def after_load(ctx):
         exchanged(ctx, 1, Change({change}))
 """
 
+#: What experts of other ranks made does not count.
+_OWN_ALONE = """
+from adapters.drill.experts import Change, exchanged
+
+
+def apply(ctx):
+    pass
+
+
+def after_load(ctx):
+    last = {}
+
+    def keep(ids):
+        last["own"] = ids // 4 == ctx.rank
+        return ids
+
+    exchanged(ctx, 1, Change(ids=keep, weights=lambda weights: weights * last["own"]))
+"""
+
 #: The block's own reduce: left out, or done twice.
 _REDUCED = """
 def apply(ctx):
@@ -237,8 +256,10 @@ EXPERT_FAULTS = {
     "weights_left_out": _of(
         _exchanged("weights=torch.ones_like", 1), "combine_weights", _ROUTED, (1,), _DP_EP, weights="left_out"
     ),
-    # Half of the experts add nothing to the rows of both ranks.
-    "absent": _of(_exchanged("made=lambda rows: rows * 0", 1), "missing_reduce", _ROUTED, (1,), _TP_EP, left_out=[1]),
+    # Half of the experts add nothing to the rows of both ranks: rows of rank 1 have rank 0's part alone, not their own.
+    "absent": _of(_exchanged("made=lambda rows: rows * 0", 1), "collective", _ROUTED, (1,), _TP_EP, left_out=[1]),
+    # (80) Nothing comes back from other ranks' experts: each rank's rows have what its own experts made.
+    "own_alone": _of(_OWN_ALONE, "missing_reduce", _ROUTED, (0, 1), _TP_EP),
     # Numbers are right, for nobody reads what pads get: the exchange alone shows it.
     "mask_ignored": _of(
         _exchanged("mask=torch.ones_like", 1), "collective", _ROUTED, (1,), _UNEQUAL, operator="dispatch"

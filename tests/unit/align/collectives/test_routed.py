@@ -107,7 +107,7 @@ def test_rows_of_one_rank_that_its_experts_mix_up(rank: int, by: str) -> None:
 
 def test_a_rank_whose_experts_are_missing() -> None:
     found = fit(result(keep=lambda number: float(number < EACH)))
-    assert found is not None and (found.name, found.ranks) == ("missing_reduce", (1,))
+    assert found is not None and (found.name, found.ranks) == ("collective", (1,))
     assert found.numbers["left_out"] == [1]
 
 

@@ -117,7 +117,15 @@ def test_a_fault_of_all_ranks_names_all_of_them() -> None:
 
 def test_experts_that_are_missing_are_named_by_their_own_rank() -> None:
     absent = result(keep=lambda number: float(number < EXPERTS // 2))
-    assert judged(Recording(both(absent))) == ((0, 1), "missing_reduce", (1,))
+    assert judged(Recording(both(absent))) == ((0, 1), "collective", (1,))
+
+
+def test_ranks_that_get_back_what_their_own_experts_made_lack_a_reduce() -> None:
+    """Each has its own part alone; what only one of two has is no part that is left out everywhere."""
+    parts = [result(keep=lambda number, rank=rank: float(number // (EXPERTS // 2) == rank)) for rank in (0, 1)]  # type: ignore[misc]
+    first = (torch.arange(ROWS) < HALF)[:, None]
+    assert judged(Recording(both(torch.where(first, *parts)))) == ((0, 1), "missing_reduce", (0,))
+    assert judged(Recording(both(torch.where(first, parts[0], RIGHT)))) == ((0,), "missing_reduce", (0,))
 
 
 def test_rows_that_the_ranks_exchanged_are_a_permutation_of_the_whole() -> None:
