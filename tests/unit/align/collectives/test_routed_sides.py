@@ -124,7 +124,7 @@ def test_ranks_that_get_back_what_their_own_experts_made_lack_a_reduce() -> None
     """Each has its own part alone; what only one of two has is no part that is left out everywhere."""
     parts = [result(keep=lambda number, rank=rank: float(number // (EXPERTS // 2) == rank)) for rank in (0, 1)]  # type: ignore[misc]
     first = (torch.arange(ROWS) < HALF)[:, None]
-    assert judged(Recording(both(torch.where(first, *parts)))) == ((0, 1), "missing_reduce", (0,))
+    assert judged(Recording(both(torch.where(first, parts[0], parts[1])))) == ((0, 1), "missing_reduce", (0,))
     assert judged(Recording(both(torch.where(first, parts[0], RIGHT)))) == ((0,), "missing_reduce", (0,))
 
 
