@@ -190,7 +190,7 @@ def after_load(ctx):
     original = module.async_all_to_all
 
     def exchange(rows, expected, sent, group, event=None):
-        if LAYER and ctx.rank == 1:
+        if LAYER and ctx.rank == 1 and ctx.step >= 0:
             expected = expected[::-1].copy()
         return original(rows, expected, sent, group, event)
 
@@ -275,9 +275,8 @@ EXPERT_FAULTS = {
     "dispatch_counts": _of(
         _dispatched(_DISPATCH_COUNTS), "collective", _ROUTED, (1,), _DP_EP, operator="dispatch"
     ),
-    "splits": replace(
-        _of(_SPLITS, "collective", _ROUTED, (1,), _TP_EP, operator="all_to_all"), engines=("vllm",)
-    ),
+    # Found before anybody sends: rank 0 sends what rank 1 does not expect.
+    "splits": replace(_of(_SPLITS, "order", _ROUTED, (0, 1), _TP_EP, differ=["rows"]), engines=("vllm",)),
     # (82, 91) The weights say it: what rank 1 holds are other experts than its own, in every layer.
     "of_rank_0": _of(
         _PLACED.format(body=_OF_RANK_0), "expert_map", "layers.0.moe.routed", (1,), _TP_EP,
