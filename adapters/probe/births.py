@@ -21,6 +21,9 @@ from typing import Any
 
 from adapters.probe.launch import probe_dir
 
+#: What a rank says of a collective whose other ranks have gone, in the words of gloo and of sockets.
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+
 
 @dataclass(frozen=True)
 class Fall:
@@ -74,7 +77,8 @@ def told(rank: int, during: str = "build") -> Iterator[None]:
 
 
 def read_falls(directory: Path) -> tuple[Fall, ...]:
-    """Of the workers that could not go on, by rank."""
-    return tuple(
+    """Of the workers that could not go on, by rank; those behind, which only lost another one."""
+    found = [
         Fall(rank, one["during"], one["error"], one["traceback"]) for rank, one in _read(directory, "failed").items()
-    )
+    ]
+    return tuple(sorted(found, key=lambda one: any(text in one.error for text in _LOST)))

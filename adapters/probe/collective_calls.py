@@ -25,9 +25,10 @@ from adapters.probe.collectives import Asked
 from adapters.probe.launch import DP_RANK, probe_dir, read_launch
 from adapters.probe.spots import here
 from adapters.probe.steplog import process_log
+from align.checkpoints.table import parse
 from align.collectives.record.files import FOLDER, CollectiveWriter, End, Group, Run
 from align.collectives.record.mismatch import CollectiveMismatch
-from align.collectives.record.types import CollectiveCall, Place
+from align.collectives.record.types import ALL_TO_ALL, CollectiveCall, Place
 
 #: Bytes of tensors that one rank keeps of one run.
 BUDGET_BYTES = 256 << 20
@@ -35,6 +36,14 @@ BUDGET_BYTES = 256 << 20
 SMALL_BYTES = 64 << 10
 #: Frames of a call site: from the function that communicates up to the model's layer.
 _DEPTH = 10
+
+
+def exchanged_in(operation: str, inside: tuple[str, ...]) -> tuple[str, ...]:
+    """Tokens are exchanged for the routed experts, also where the engine does so in no function of theirs."""
+    if operation != ALL_TO_ALL or not inside:
+        return inside
+    name = parse(inside[-1])
+    return (*inside, f"layers.{name.layer}.moe.routed") if name.kind.name == "moe.out" else inside
 
 
 @dataclass
@@ -121,7 +130,7 @@ class CollectiveRecorder:
                 backend=known.backend, operation=function.operation, function=f"torch.distributed.{function.function}",
                 dtype="" if tensor is None else str(tensor.dtype).removeprefix("torch."),
                 given=tuple(tuple(one.shape) for one in asked.given), got=tuple(tuple(one.shape) for one in asked.got),
-                place=self._place(), reduce=asked.reduce,
+                place=self._place(function.operation), reduce=asked.reduce,
                 root=None if asked.root is None else self._first + asked.root, site=frames(_DEPTH), ended=False,
                 sent=asked.sent, received=asked.received, about=asked.about,
             ),
@@ -202,7 +211,7 @@ class CollectiveRecorder:
         try:
             with self._lock:
                 self._sweep()
-                self._order.forward_ended(self._place())
+                self._order.forward_ended(self._place(""))
         except CollectiveMismatch:
             raise
         except Exception as error:  # an observer must not stop the engine
@@ -222,10 +231,11 @@ class CollectiveRecorder:
             self._writer.run(Run(generation, name))
         return capture is not None and not capture.lean and bool(capture.values)
 
-    def _place(self) -> Place:
+    def _place(self, operation: str) -> Place:
         log = process_log()
         place = Place(0, -1) if log is None else log.place
-        return Place(place.generation, place.step, place.dummy, here.inside, here.after[-1] if here.after else "")
+        inside = exchanged_in(operation, here.inside)
+        return Place(place.generation, place.step, place.dummy, inside, here.after[-1] if here.after else "")
 
     def _known(self, group: Any) -> _Known | None:
         """What is known of a group; ``None`` if this rank is none of it, or if it is not known who is."""

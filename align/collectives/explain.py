@@ -27,7 +27,7 @@ from align.collectives.hypotheses import (
     wrong_ranks,
 )
 from align.collectives.replicas import groups_of
-from align.collectives.routed_sides import SUMMED, wrong_side
+from align.collectives.routed_sides import SUMMED, world_of, wrong_side
 from align.collectives.sides import accused, flat, mapped, other_rows, whole
 from align.compare.bits import same_bits
 from align.compare.collective import OPERATOR
@@ -296,7 +296,10 @@ def _of_routed(finding: Finding, name: Name, traces: Mapping[str, Recorded]) -> 
     if found is None:
         return finding
     side, ranks, tried = found
-    return told_by(replace(finding, side=side, ranks=ranks), merged(tried))
+    every = merged(tried)
+    if len(ranks) < world_of(traces[side]):  # the others' rows are right, whoever's experts computed them
+        every = tuple(replace(one, ranks=()) for one in every)
+    return told_by(replace(finding, side=side, ranks=ranks), every)
 
 
 def _of_sides(finding: Finding, name: Name, compared: TensorComparison, traces: Mapping[str, Recorded]) -> Finding:

@@ -12,6 +12,10 @@ from align.sentences import Said, said
 
 #: Where a call stands that belongs to no checkpoint: behind them all.
 _LAST = (1 << 31, 0)
+_NEXT = {
+    "": "see why one rank calls it and the other does not",
+    "rows": "see where each rank takes its numbers of rows from",
+}
 
 
 def order_finding(mismatch: Mismatch, side: str) -> Finding:
@@ -44,7 +48,7 @@ def order_finding(mismatch: Mismatch, side: str) -> Finding:
         step=first.place.step if first.place.step >= 0 else None,
         ranks=tuple(rank for rank, _ in calls),
         evidence=evidence,
-        next=f"see why one rank calls it and the other does not: read {' and '.join(sites)}",
+        next=f"{_NEXT['rows' if 'rows' in mismatch.differ else '']}: read {' and '.join(sites)}",
     )
 
 
@@ -85,6 +89,9 @@ def _call(mismatch: Mismatch, rank: int, call: CollectiveCall | None) -> Said:
         tensors=[f"{call.dtype} {list(shape)}" for shape in call.given[:1]],
         place=_place(call),
         step=call.place.step,
+        rows=said("order.rows", sent=list(call.sent), received=list(call.received))
+        if "rows" in mismatch.differ
+        else "",
         site=said("order.site", site=call.site[0]) if call.site else "",
     )
 
@@ -108,6 +115,7 @@ def _plain(mismatch: Mismatch, rank: int, call: CollectiveCall | None) -> dict[s
         "root": call.root,
         "dtype": call.dtype,
         "shapes": [list(shape) for shape in call.given],
+        **({"sent": list(call.sent), "received": list(call.received)} if call.sent else {}),
         "checkpoint": call.where,
         "inside": list(call.place.inside),
         "run": call.place.generation,

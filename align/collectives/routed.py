@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from align.checkpoints.recompute import gated_mlp
-from align.collectives.hypotheses import DOUBLED, MISSING, PERMUTED, WEIGHTED, Tried, matched
+from align.collectives.hypotheses import DOUBLED, PERMUTED, WEIGHTED, Tried, matched
 from align.sentences import Said, raw, said
 
 Tensor = torch.Tensor
@@ -26,6 +26,8 @@ _LEFT = 0.03
 #: Of what is left without the hypothesis.
 _SHARE = 0.25
 _SMALL = torch.finfo(torch.float32).tiny
+#: Of rows that moved: how many must be like something, fewer than are looked at, and how many values they are held to.
+_ALIKE, _FEW, _POOL = 0.8, 8, 4096
 
 
 @dataclass
@@ -147,10 +149,53 @@ def _order(given: Routed, right: Tensor, before: float) -> Tried:
     moved = [] if order is None else [(at, one) for at, one in enumerate(order.tolist()) if at != one]
     residual = before if order is None else left(given.result, right[order])
     if not moved or not _fits(residual, before):
-        return Tried(PERMUTED, "refuted", said("hypothesis.not_permuted", rows=rows), residual, (), {"rows": rows})
+        return _crossed(given, right)
     place, theirs = (raw(f"row {one}") for one in moved[0])
     what = said("hypothesis.permuted", moved=len(moved), rows=rows, place=place, theirs=theirs, residual=residual)
     return Tried(PERMUTED, "fits", what, residual, (), {"moved": len(moved), "rows": rows})
+
+
+def _crossed(given: Routed, right: Tensor) -> Tried:
+    """Whether the experts of one rank give rows what they made, or should have made, of other rows.
+
+    Seen where one of a row's experts is on that rank: what the result has of it is like what some expert there makes of
+    some row. A row of another group is not among those that are known, so that a few may be like none.
+    """
+    nothing = Tried(
+        PERMUTED, "refuted", said("hypothesis.not_permuted", rows=len(right)), None, (), {"rows": len(right)}
+    )
+    if given.split:
+        return nothing
+    found = [one for rank in range(given.ranks) if (one := _crossing(given, right, rank)) is not None]
+    if not found:
+        return nothing if len(right) > _FEW else Tried(PERMUTED, "not observable", said("routed.few", rows=len(right)))
+    rank, share, moved, rows = max(found, key=lambda one: (one[1], one[2]))
+    if share < _ALIKE or moved < _ALIKE * rows / 2:
+        return nothing
+    what = said("routed.crossed", rank=rank, moved=moved, rows=rows, percent=100 * share)
+    numbers = {"like": round(share, 3), "moved": moved, "rows": rows}
+    return Tried(PERMUTED, "fits", what, None, (rank,), numbers)
+
+
+def _crossing(given: Routed, right: Tensor, rank: int) -> tuple[int, float, int, int] | None:
+    """``(rank, share of the rows that are like something, how many are not their own, rows)``; ``None`` of too few."""
+    own = range(rank * given.each, (rank + 1) * given.each)
+    here = given.ids // given.each == rank
+    single = (here.sum(-1) == 1).nonzero()[:, 0][: _POOL // given.each]
+    if len(single) < _FEW:
+        return None
+    number = given.ids[single][here[single]].long()
+    share = given.weights[single, number].float()[:, None]
+    rest = (right - given.mixed(rank=rank))[single]
+    found = (given.result[single].float() - rest) / share.clamp_min(_SMALL)
+    rows = min(len(right), _POOL // given.each)
+    made = torch.cat([given.of_expert(one)[:rows] for one in own])
+    distance, place = torch.cdist(found.double(), made.double()).min(1)
+    # The rounding of the whole row is in what is left of it when the rest is taken away.
+    size = made[place].double().norm(dim=1) + rest.double().norm(dim=1) / share[:, 0].double()
+    like = distance <= _LEFT * size
+    moved = like & (place != (number - own[0]) * rows + single)
+    return rank, float(like.double().mean()), int(moved.sum()), len(single)
 
 
 def _parts(given: Routed, right: Tensor, before: float) -> Tried:
@@ -183,7 +228,7 @@ def _parts(given: Routed, right: Tensor, before: float) -> Tried:
         return Tried(DOUBLED, "fits", what, residual, (), {**numbers, "ratio": factors[0]})
     if missing:
         what = said("hypothesis.left_out", missing=missing, factors=told, residual=residual)
-        return Tried(MISSING, "fits", what, residual, tuple(missing), {**numbers, "left_out": missing})
+        return Tried(WEIGHTED, "fits", what, residual, tuple(missing), {**numbers, "left_out": missing})
     return Tried(WEIGHTED, "fits", said("hypothesis.weighted", factors=told, residual=residual), residual, (), numbers)
 
 

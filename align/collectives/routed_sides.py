@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from align.checkpoints.table import Name, Structure, kinds
-from align.collectives.hypotheses import Tried
+from align.collectives.hypotheses import MISSING, Tried, first_fit
 from align.collectives.routed import Routed, is_right, routed_tried
 from align.compare.rows import Recorded, ranks_of, real_steps
 from align.errors import UserError
@@ -17,6 +18,7 @@ from align.oracle.weights import CheckpointWeights
 from align.trace.format import StepEntry
 
 Tensor = torch.Tensor
+_Held = tuple[tuple[int, ...], Routed]
 SUMMED = "moe.routed"
 _INPUTS = ("mlp_norm", "moe.topk_ids", "moe.topk_weights")
 #: Wrong steps of a phase that are explained.
@@ -36,6 +38,7 @@ def wrong_side(
 ) -> tuple[str, tuple[int, ...], list[tuple[Tried, ...]]] | None:
     """The first side on several ranks whose experts do not give what was chosen: side, ranks, what was tried.
 
+    The ranks are those whose rows are wrong: if they are some of all, what is theirs is at fault and not the experts.
     ``None`` if no such side is wrong by its own records.
 
     Raises:
@@ -53,8 +56,26 @@ def wrong_side(
             found = list(_tried(name, trace, trace.structure, weights))
         if found:
             ranks = tuple(sorted({rank for ranks, _ in found for rank in ranks}))
-            return side, ranks, [tried for _, tried in found]
+            return side, ranks, _alone([(held, list(tried)) for held, tried in found])
     return None
+
+
+def _alone(found: list[tuple[tuple[int, ...], list[Tried]]]) -> list[tuple[Tried, ...]]:
+    """Where every rank lacks just what the others made, nothing came back to it: that is a reduce which is missing.
+
+    Of two ranks one alone lacks the other's part too if it is that part which is left out everywhere.
+    """
+    parts = [(ranks, one) for ranks, tried in found for one in tried if one.numbers.get("left_out")]
+    lacks = []
+    for ranks, one in parts:
+        gone, every = set(one.numbers["left_out"]), set(range(one.numbers["size"]))
+        lacks.append(len(ranks) == 1 and gone != every and gone | set(ranks) == every)
+    if not all(lacks):
+        return [tuple(tried) for _, tried in found]
+    return [
+        tuple(replace(one, name=MISSING, ranks=ranks) if one.numbers.get("left_out") else one for one in tried)
+        for ranks, tried in found
+    ]
 
 
 def _tried(
@@ -65,22 +86,54 @@ def _tried(
     for entry in entries:
         if not room[entry.phase]:
             continue
-        for ranks, given in routed_of(name, trace, entry, structure, weights):
-            if not is_right(given):
-                room[entry.phase] -= 1
-                yield ranks, routed_tried(given)
-                break
+        found = list(_of_step(sent_of(name, trace, entry, structure, weights)))
+        if not any(first_fit(tried) is not None for _, tried in found):  # what ranks exchange with each other
+            found = list(_of_step(routed_of(name, trace, entry, structure, weights))) or found
+        room[entry.phase] -= bool(found)
+        yield from found
+
+
+def _of_step(held: Iterator[_Held]) -> Iterator[tuple[tuple[int, ...], tuple[Tried, ...]]]:
+    for ranks, given in held:
+        if not is_right(given):
+            yield ranks, routed_tried(given)
+
+
+def sent_of(
+    name: Name, trace: Recorded, entry: StepEntry, structure: Structure, weights: CheckpointWeights
+) -> Iterator[_Held]:
+    """As :func:`routed_of`, of the rows that each rank sent to the experts, where the ranks of a group divide them."""
+    for rank in ranks_of(trace, entry.step):
+        mine = {one.step: one for one in trace.steps(rank)}.get(entry.step)
+        part = None if mine is None else mine.part(_INPUTS[1])
+        if part is None:
+            yield from routed_of(name, trace, entry, structure, weights)
+            return
+        if part[1]:
+            rows = slice(part[0], part[0] + part[1])
+            yield from routed_of(name, trace, entry, structure, weights, (rank,), rows)
 
 
 def routed_of(
-    name: Name, trace: Recorded, entry: StepEntry, structure: Structure, weights: CheckpointWeights
-) -> Iterator[tuple[tuple[int, ...], Routed]]:
-    """``(ranks, what they hold)`` of one step; ranks that each hold the whole are looked at one by one."""
-    group = ranks_of(trace, entry.step)
+    name: Name,
+    trace: Recorded,
+    entry: StepEntry,
+    structure: Structure,
+    weights: CheckpointWeights,
+    group: tuple[int, ...] = (),
+    which: slice = slice(None),
+) -> Iterator[_Held]:
+    """``(ranks, what they hold)`` of one step; ranks that each hold the whole are looked at one by one.
+
+    Args:
+        group: these ranks instead of all that took part.
+        which: rows of the step.
+    """
+    group = group or ranks_of(trace, entry.step)
     inputs = [trace.joined(entry.step, kinds()[one].at(name.layer)) for one in _INPUTS]
     if any(one is None for one in inputs):
         return
-    x, ids, shares = (one for one in inputs if one is not None)
+    x, ids, shares = (one[which] for one in inputs if one is not None)
     held: list[tuple[tuple[int, ...], Tensor | None]]
     if entry.whole(SUMMED) or structure.tp == 1:
         held = [((rank,), trace.tensor(rank, entry.step, str(name))) for rank in group]
@@ -103,7 +156,7 @@ def routed_of(
                     x[:rows],
                     ids[:rows],
                     shares[:rows],
-                    result[:rows],
+                    result[which][:rows],
                     structure.experts,
                     shared,
                     structure.ep == 1,

@@ -203,8 +203,8 @@ class Flow:
         if look is not None and look.kind == "alone":
             with report.timed("record alone"):
                 self._alone(look)
-            assert report.alone is not None
-            look = look_after_alone(look, report.alone.reproduced, looks["candidate"].values)
+            if report.alone is not None:
+                look = look_after_alone(look, report.alone.reproduced, looks["candidate"].values)
         if look is not None and not self._lost:
             self._together(look, looks, directories)
         if report.findings:
@@ -253,18 +253,30 @@ class Flow:
         """The request that shows it by itself, with the values that tell more (seed 003: a single request first)."""
         report = self.report
         headline = headline_of(report.findings, look.checkpoint)
-        report.alone = self._apart(look, headline, CLOSER)
+        try:
+            report.alone = self._apart(look, headline, CLOSER)
+        except SideError as error:
+            self._lose(f"{look.requests[0]} could not be run by itself", error)
+            return
         if not report.alone.reproduced:
             requests = [request.name for request in self._case.requests]
             try:
                 pair = find_pair(look, headline, requests, lambda two: self._apart(two, headline, PAIR))
             except SideError as error:
-                if not report.findings:
-                    raise
-                self._lost = True  # what was found stands
-                report.remarks = (*report.remarks, f"two requests by themselves could not be tried: {error.message}")
+                self._lose("two requests by themselves could not be tried", error)
             else:
                 report.alone = replace(report.alone, pair=pair)
+
+    def _lose(self, what: str, error: SideError) -> None:
+        """An engine failed in a closer look: what was found before stands.
+
+        Raises:
+            SideError: nothing was found.
+        """
+        if not self.report.findings:
+            raise error
+        self._lost = True
+        self.report.remarks = (*self.report.remarks, f"{what}: {error.message}")
 
     def _apart(self, look: Look, headline: Finding | None, place: str) -> Alone:
         """Some requests without the others."""

@@ -10,7 +10,7 @@ import pytest
 
 from adapters.base import SIDES
 from tests.integration.expert_rank_faults import EXPERT_FAULTS, expert_patch
-from tests.integration.support import run_align
+from tests.integration.support import ENGINES, run_align
 
 pytestmark = pytest.mark.timeout(600)
 _USUAL_FAULTS = (("shared_twice", "reference"),)
@@ -33,6 +33,7 @@ def cases() -> list[Any]:
         pytest.param(name, side, marks=() if (name, side) in _USUAL_FAULTS else pytest.mark.extended)
         for name in EXPERT_FAULTS
         for side in SIDES
+        if ENGINES[side] in EXPERT_FAULTS[name].engines
     ]
 
 

@@ -21,8 +21,9 @@ class Mismatch:
     Attributes:
         rank: global rank that found it; it did not make its call.
         peer: the other one.
-        differ: names of what differs: ``operation``, ``dtype``, ``reduce``, ``root``, ``size``, ``checkpoint``; or
-            ``count``: one of both has ended its forward without such a call.
+        differ: names of what differs: ``operation``, ``dtype``, ``reduce``, ``root``, ``size``, ``checkpoint``;
+            ``rows``: one expects of the other another number of rows than that one sends; or ``count``: one of both has
+            ended its forward without such a call.
         mine, theirs: the call of ``rank`` and that of ``peer``; ``None`` for who has ended its forward.
         ended: where in the run the forward was that ended without the call; ``None`` unless ``count`` differs.
         before: the last call of the group in which both agreed, as ``rank`` made it; ``None`` if there was none.
@@ -86,7 +87,7 @@ def said(mismatch: Mismatch) -> str:
         site = f" at {call.site[0]}" if call.site else ""
         parts.append(
             f"rank {rank} calls {call.operation} of {call.dtype or 'nothing'} {_shapes(call)}"
-            f" for {call.where or 'no checkpoint'} ({_step(call.place)}){site}"
+            f" for {call.where or 'no checkpoint'} ({_step(call.place)}){_rows(mismatch, call)}{site}"
         )
     one = mismatch.mine or mismatch.theirs
     assert one is not None
@@ -94,6 +95,10 @@ def said(mismatch: Mismatch) -> str:
         f"the ranks {', '.join(map(str, one.group))} do not make the same collective as number {one.in_group} of group "
         f"{one.group_name}: {'; '.join(parts)}"
     )
+
+
+def _rows(mismatch: Mismatch, call: CollectiveCall) -> str:
+    return f", sends {list(call.sent)} rows and expects {list(call.received)}" if "rows" in mismatch.differ else ""
 
 
 def _shapes(call: CollectiveCall) -> str:
@@ -113,9 +118,19 @@ def differences(mine: CollectiveCall, theirs: CollectiveCall) -> tuple[str, ...]
     found = [name for name in ("operation", "dtype", "reduce", "root") if getattr(mine, name) != getattr(theirs, name)]
     if "operation" not in found and _size(mine) != _size(theirs):
         found.append("size")
+    if "operation" not in found and not _meet(mine, theirs):
+        found.append("rows")
     if mine.place.inside != theirs.place.inside:
         found.append("checkpoint")
     return tuple(found)
+
+
+def _meet(one: CollectiveCall, other: CollectiveCall) -> bool:
+    """Whether each expects of the other as many rows as that one sends, as far as both say so."""
+    if any(len(counts) != len(one.group) for call in (one, other) for counts in (call.sent, call.received)):
+        return True
+    here, there = (one.group.index(call.rank) for call in (one, other))
+    return one.sent[there] == other.received[here] and other.sent[here] == one.received[there]
 
 
 def _size(call: CollectiveCall) -> int | None:

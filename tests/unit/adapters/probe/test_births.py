@@ -41,6 +41,13 @@ def test_an_exception_is_left_and_goes_on(directory: Path) -> None:
     assert second == Fall(2, "step", "KeyError: 'layer'", second.traceback)
 
 
+def test_a_rank_that_only_lost_another_one_is_told_behind_it(directory: Path) -> None:
+    for rank, error in enumerate(("[pair.cc:553] Connection closed by peer [::1]:46498", "input is empty", "no room")):
+        with pytest.raises(RuntimeError), told(rank, "step"):
+            raise RuntimeError(error)
+    assert [fall.rank for fall in read_falls(directory)] == [1, 2, 0]
+
+
 def test_what_an_actor_prints_is_in_the_sides_log(directory: Path) -> None:
     """Ray keeps it in files of its own; the host's output goes there already."""
     script = directory / "default_worker.py"

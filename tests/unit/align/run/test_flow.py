@@ -437,3 +437,19 @@ def test_an_engine_that_fails_with_two_requests_leaves_what_was_found(
     assert report.alone is not None and report.alone.pair is None
     assert any("two requests by themselves could not be tried" in one for one in report.remarks)
     assert session.stages[-2:] == ["record alone", "closed"] and not report.transplants
+
+
+def test_an_engine_that_fails_with_a_request_by_itself_leaves_what_was_found(
+    session: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong exchange may leave a rank without rows when the batch is smaller, and an operator refuses that."""
+
+    def failing(*_: Any, **__: Any) -> None:
+        raise SideError("candidate", "the candidate (lmdeploy) failed to replay: IndexError", "read its log")
+
+    monkeypatch.setattr("align.run.flow.record_alone", failing)
+    session.edits["candidate"] = twice_up
+    report = flow(session).run()
+    assert report.verdict == "diverged" and report.findings
+    assert report.alone is None and not report.transplants
+    assert any("could not be run by itself" in one and "IndexError" in one for one in report.remarks)

@@ -53,6 +53,26 @@ def test_ranks_may_hold_parts_of_different_lengths(operation: str, given: Any, g
     assert differences(mine, theirs) == (() if equal else ("size",))
 
 
+@pytest.mark.parametrize(
+    ("sent", "received", "meet"),
+    [
+        ((4, 7), (5, 7), True),  # rank 0 keeps 3 and sends 5 to rank 1, which sends it 4 and keeps 7
+        ((4, 7), (7, 5), False),
+        ((7, 4), (5, 7), False),
+        ((), (), True),  # nobody knows
+    ],
+)
+def test_a_rank_must_expect_what_the_other_sends(sent: tuple[int, ...], received: tuple[int, ...], meet: bool) -> None:
+    """What ranks keep for themselves is no matter of both."""
+    mine = call(0, "a", operation="all_to_all", sent=(3, 5), received=(3, 4))
+    theirs = call(1, "a", operation="all_to_all", sent=sent, received=received)
+    assert differences(mine, theirs) == differences(theirs, mine) == (() if meet else ("rows",))
+    if not meet:
+        words = said(Mismatch(1, 0, ("rows",), theirs, mine))
+        assert ", sends [3, 5] rows and expects [3, 4]" in words
+        assert f", sends {list(theirs.sent)} rows and expects {list(theirs.received)}" in words
+
+
 def test_both_ranks_next_calls_in_words() -> None:
     assert said(SKIPPED) == (
         "the ranks 0, 1 do not make the same collective as number 12 of group 3: rank 0 calls all_reduce of bfloat16 "
