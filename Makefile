@@ -81,7 +81,7 @@ help:
 	@echo 'make test                environments, lint, types, unit and integration tests'
 	@echo 'make lint | unit | integration | format'
 	@echo 'make browser             as root: Chromium by apt, for the tests of report.html (make test does it)'
-	@echo 'make extended            the integration tests that make test leaves out (three hours; a part: ARGS=\"-k silence\")'
+	@echo 'make extended            the integration tests that make test leaves out (three hours; a part: ARGS="-k silence")'
 	@echo 'make doctor              say what is missing on this machine, and the command that mends it (DEVICE=ascend)'
 	@echo 'make env                 build the environments now (align and test do it when needed)'
 	@echo 'make path                print the path of the align command of this checkout, for its other commands:'
