@@ -187,7 +187,6 @@ class _Rows:
             return None
         keys: list[Key] = []
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        one = next(iter({span.request for entry in real_steps(trace) for span in entry.rows}), None)
         for entry, recorded in _recorded(trace, str(name)):
             try:
                 exact = oracle.recompute(str(name), entry.step)
@@ -195,13 +194,16 @@ class _Rows:
                 continue
             own = _keys(entry, name)
             known = exact.magnitude.flatten(1).isfinite().all(1)
-            if operator == "attention":  # fits look at one request's history
-                known &= torch.tensor([request == one for request, _ in own])
             parts.append((recorded[known], exact.value[known], exact.magnitude[known]))
             keys += [key for key, good in zip(own, known.tolist(), strict=True) if good]
         if not keys:
             return None
         bad, ref, magnitude = (torch.cat(column) for column in zip(*parts, strict=True))
+        if operator == "attention":  # fits look at one request's history: of the one that is worst
+            worst = int(((bad.double() - ref) / magnitude).abs().flatten(1).amax(1).nan_to_num(nan=torch.inf).argmax())
+            mine = [index for index, (request, _) in enumerate(keys) if request == keys[worst][0]]
+            keys = [keys[index] for index in mine]
+            bad, ref, magnitude = bad[mine], ref[mine], magnitude[mine]
         most = min(MAX_ROWS, max(1, MAX_ELEMENTS // max(1, bad[0].numel())))
         return cls(keys[:most], bad[:most].double(), ref[:most].double(), magnitude[:most].double())
 

@@ -43,7 +43,7 @@ def test_lmdeploy_does_not_round_the_scale_of_the_embedding(tmp_path: Path) -> N
         output
     )
     exact, rounded = HIDDEN**0.5, float(torch.tensor(HIDDEN**0.5, dtype=torch.bfloat16))
-    factors = [one["parameters"]["factor"] for one in result["diagnosis"]["fits"] if one["kind"] == "factor"]
+    factors = [one["parameters"]["ratio"] for one in result["diagnosis"]["fits"] if one["kind"] == "factor"]
     assert factors == [pytest.approx(exact / rounded, rel=2e-4)]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.bfloat16)
     ids = torch.arange(3, 100)
@@ -66,5 +66,5 @@ def test_vllm_gives_a_window_to_layers_without_one(tmp_path: Path) -> None:
     )
     assert result["diagnosis"]["fault"] == "attention_window"
     (fit,) = (one for one in result["diagnosis"]["fits"] if one["kind"] == "attention_window")
-    assert fit["parameters"]["expected"] is None and fit["parameters"]["window"] in (WINDOW, WINDOW + 1)
-    assert fit["parameters"]["first_position"] in (WINDOW, WINDOW + 1)
+    # vllm-ascend hands the window on as the tokens before a query's own.
+    assert fit["parameters"] == {"window": WINDOW + 1, "expected": None, "first_position": WINDOW + 1}

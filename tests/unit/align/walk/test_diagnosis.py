@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from align.checkpoints import recompute
 from align.sentences import text_of
 from align.walk.diagnosis import Diagnosis, diagnose
-from tests.unit.adapters.probe.dense_engine import DenseEngine
+from tests.unit.adapters.probe.dense_engine import CONFIG, GEMMA, DenseEngine
 from tests.unit.align.oracle.recorded_side import STEPS, record, save_checkpoint
 
 Tensor = torch.Tensor
@@ -23,11 +24,18 @@ LONG = tuple(tuple(replace(span, count=40) if span.start == 0 else span for span
 NAME = "layers.1.mlp.down"
 
 
-def diagnosed(tmp_path: Path, name: str, edit: Edit | None, side: str | None = None, wrong: str = "candidate") -> Any:
-    model = save_checkpoint(tmp_path / "model", DenseEngine())
+def diagnosed(
+    tmp_path: Path,
+    name: str,
+    edit: Edit | None,
+    side: str | None = None,
+    wrong: str = "candidate",
+    config: dict[str, Any] = CONFIG,
+) -> Any:
+    model = save_checkpoint(tmp_path / "model", DenseEngine(config=config))
     traces = {
         role: record(
-            tmp_path / role, DenseEngine(native=role == "candidate"), LONG,
+            tmp_path / role, DenseEngine(native=role == "candidate", config=config), LONG,
             edit=edit if role == wrong else None, model_dir=model,
         )
         for role in ("candidate", "reference")
@@ -91,6 +99,33 @@ def test_right_operators_are_not_accused(tmp_path: Path, name: str, side: str | 
 def test_a_wrong_accusation_is_put_right(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, NAME, rows_times([5], 1.05), side="reference")
     assert found.side == "candidate"
+
+
+def last_request_scaled(step: int, tensors: dict[str, Tensor]) -> None:
+    """Attention of the second request of a step alone, with scores times 0.3 instead of 0.25."""
+    at = "layers.1.attn."
+    query, keys, values = (tensors[at + one][40:] for one in ("q_rope", "key_states", "value_states"))
+    found = recompute.attention(query, torch.arange(len(query)), keys, values, 0.3, None).value
+    tensors[at + "out"] = torch.cat((tensors[at + "out"][:40], found.to(query.dtype)))
+
+
+def test_attention_is_explained_in_the_request_that_is_wrong(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, "layers.1.attn.out", last_request_scaled)
+    assert (found.side, found.kind) == ("candidate", "attention_scale")
+    assert found.fits[0].parameters["scale"] == pytest.approx(0.3, rel=0.02)
+
+
+def one_left_out(step: int, tensors: dict[str, Tensor]) -> None:
+    at = "layers.1.attn."
+    weight = DenseEngine(config=GEMMA).weights.of[("attn.post_norm", 1)]
+    found = recompute.rms_norm(tensors[at + "o"], weight, GEMMA["rms_norm_eps"]).value
+    tensors[at + "post_norm"] = found.to(weight.dtype)
+
+
+def test_a_gemma_norm_that_forgets_the_one(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, "layers.1.attn.post_norm", one_left_out, config=GEMMA)
+    assert (found.side, found.kind) == ("candidate", "norm_weight")
+    assert found.fits[0].parameters["formula"] == "weight - 1 instead of weight"
 
 
 def test_what_was_not_recorded_is_not_observable(tmp_path: Path) -> None:
