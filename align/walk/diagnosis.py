@@ -200,7 +200,9 @@ class _Rows:
             return None
         bad, ref, magnitude = (torch.cat(column) for column in zip(*parts, strict=True))
         if operator == "attention":  # fits look at one request's history: of the one that is worst
-            worst = int(((bad.double() - ref) / magnitude).abs().flatten(1).amax(1).nan_to_num(nan=torch.inf).argmax())
+            error = (bad.double() - ref).abs()
+            ratio = (error / magnitude).masked_fill(error == 0, 0.0).nan_to_num(nan=torch.inf)
+            worst = int(ratio.flatten(1).amax(1).argmax())
             mine = [index for index, (request, _) in enumerate(keys) if request == keys[worst][0]]
             keys = [keys[index] for index in mine]
             bad, ref, magnitude = bad[mine], ref[mine], magnitude[mine]
