@@ -13,10 +13,10 @@ from align.checklists.evaluate import with_checklists
 from align.checklists.table import items, lists
 from align.cli.explain_names import record
 from align.cli.output import columns, print_json
-from align.cli.report import read_result
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, EXIT_NOT_COMPARABLE, UserError
 from align.report import checklists
 from align.report.document import language
+from align.report.read import read_result
 from align.report.words import words_of
 from align.result.checklists import Checklist, ChecklistItem
 from align.result.schema import Result

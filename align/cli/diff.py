@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from align.cli.output import print_json
-from align.cli.report import read_result
 from align.cli.screen import screen
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, EXIT_NOT_COMPARABLE
 from align.history.changes import Change, changes, found_in
+from align.report.read import read_result
 from align.result.pair import ran_of
 from align.result.schema import Result
 from align.run.directory import RESULT

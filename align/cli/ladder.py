@@ -16,7 +16,6 @@ from align.case.schema import Case, CaseLayout
 from align.cli.errors import reason_of
 from align.cli.leave import Known
 from align.cli.part import Execute, ended_part, start_part
-from align.cli.report import read_result
 from align.cli.screen import Screen
 from align.cli.settings import RunSettings
 from align.errors import UserError
@@ -27,6 +26,7 @@ from align.ladder.types import Headline, Ladder, Ran, SelfRan, Step
 from align.layout import Layout, parse_layout
 from align.models.info import ModelInfo
 from align.report import ladder as shown
+from align.report.read import read_result
 from align.report.size import size_text
 from align.result.climbed import with_ladder
 from align.result.facts import Answers

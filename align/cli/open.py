@@ -7,10 +7,10 @@ import webbrowser
 from contextlib import closing
 from pathlib import Path
 
-from align.cli.report import read_result
 from align.errors import EXIT_ALIGNED, UserError
 from align.report import html
 from align.report.document import language
+from align.report.read import read_result
 from align.run.directory import RESULT
 from align.serve.server import LOCAL, PageServer
 from align.serve.values import Values

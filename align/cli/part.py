@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from align.case.schema import Case
-from align.cli.report import read_result
 from align.cli.settings import RunSettings
+from align.report.read import read_result
 from align.result.schema import Result
 from align.run.directory import CASE, RESULT, RunDirectory
 from align.run.resume import verdict_on_disk

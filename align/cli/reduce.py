@@ -15,7 +15,6 @@ from align.cli import resume, run
 from align.cli.errors import note_next, reason_of
 from align.cli.output import print_json
 from align.cli.part import ended_part, start_part
-from align.cli.report import read_result
 from align.cli.resume import ResumeSettings
 from align.cli.screen import Screen, screen
 from align.cli.settings import RunSettings
@@ -27,6 +26,7 @@ from align.reduce.executor import reduce
 from align.reduce.layers import cut_layers, weight_bytes
 from align.reduce.planner import Limits, label
 from align.reduce.types import Ended, Fault, Proposal, Reduction, State, Tried
+from align.report.read import read_result
 from align.result.schema import Result
 from align.run.directory import CASE, RESULT, disk_error
 from align.run.earlier import last_diverged

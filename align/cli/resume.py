@@ -14,12 +14,12 @@ from align.cli.errors import note_next
 from align.cli.leave import Known
 from align.cli.options import extras_of, policy_name
 from align.cli.paired import generated
-from align.cli.report import read_result
 from align.cli.screen import Screen, screen
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
 from align.models.resolve import resolve_model
 from align.report import terminal
 from align.report.forms import report_names
+from align.report.read import read_result
 from align.result.schema import SCHEMA_VERSION
 from align.run.directory import CASE, REQUEST, RESULT, RunDirectory
 from align.run.earlier import earlier_run, last_run, newest_run, note_refusal

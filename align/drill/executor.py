@@ -226,19 +226,14 @@ def told(trial: Trial, report: Report, requests: Sequence[str], reason: str, sec
 
 
 def refused(report: Report) -> list[Finding]:
-    """What a run that was refused says: the conditions that do not hold, each as a finding about its sides.
+    """What a run says that was refused because an engine was given other inputs, as the finding that it would be.
 
     A run is refused before anything is compared, and then it has no findings; the condition is its answer.
     """
     return [
-        Finding(
-            "INPUT" if one.name in _INPUTS else "ENV",
-            one.name,
-            side=one.sides[0] if len(one.sides) == 1 else None,
-            evidence={"what": one.why},
-        )
+        Finding("INPUT", one.name, side=one.sides[0] if len(one.sides) == 1 else None, evidence={"what": one.why})
         for one in report.conditions
-        if one.verdict == "false" and one.blocks
+        if one.name in _INPUTS and one.verdict == "false" and one.blocks
     ]
 
 

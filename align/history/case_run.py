@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from align.cli.report import read_result
 from align.errors import UserError
 from align.history.night import Ended
 from align.history.plan import Plan, PlannedCase
+from align.report.read import read_result
 from align.run.directory import RESULT
 
 #: Seconds that a run has to end its engines, after it was asked to.

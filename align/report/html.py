@@ -21,6 +21,7 @@ from markupsafe import Markup
 
 from align.report.page import data_of, page_of
 from align.report.words import TEMPLATES, words_of
+from align.result.plain import plain
 from align.result.schema import Result
 
 #: The chart library, with its licence: uPlot, a canvas that draws lines, in 51 kB and without dependencies.
@@ -70,8 +71,11 @@ def policy(script: str, style: str, served: bool = False) -> str:
 
 
 def embedded(data: Any) -> str:
-    """JSON that no text in it can leave, for a ``script`` element of type ``application/json``."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    """JSON that no text in it can leave, for a ``script`` element of type ``application/json``.
+
+    Numbers that are not finite are texts, as in a result: one NaN of an engine must not cost the page.
+    """
+    text = json.dumps(plain(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

@@ -17,6 +17,7 @@ from envs.home import REPOSITORY
 VARIABLE = {
     "align/compare/locate.py:_input_finding": (TOKEN_IDS, POSITIONS),
     "align/collectives/explain.py:told_by": tuple(NEXT),
+    "align/drill/executor.py:refused": (TOKEN_IDS,),
 }
 #: Kinds of the table that are no findings: what ends a run with exit code 2, and what several runs say together.
 NO_FINDINGS = {"condition", "unstable", "failed", "ladder"}

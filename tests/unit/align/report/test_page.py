@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from align.report import html
+from align.report.forms import JUNIT, forms, page_name, report_name
 from align.report.page import data_of, page_of
 from align.report.page_map import bend_of, shade, short
 from align.report.page_numbers import number, row
@@ -245,3 +247,18 @@ def test_the_ten_furthest_apart_are_ranked(tmp_path: Path, monkeypatch: pytest.M
     page = page_of(pages.large(result))["map"]
     assert len(page["furthest"]) == 10
     assert {page["cells"][at]["verdict"] for at in page["furthest"]} == {"beyond"}
+
+
+def test_numbers_that_are_not_finite_cost_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(phase: str, step: int, tensors: dict[str, torch.Tensor]) -> None:
+        for name in ("layers.0.mlp.up", "layers.0.mlp.down", "layers.1.block_in", "layers.1.mlp.up"):
+            tensors[name][0, 0] = float("nan")
+            tensors[name][-1, -1] = float("inf")
+
+    result = made.Run(tmp_path, monkeypatch, broken).go().result()
+    text = html.render(result)
+    data = json.loads(text.split('type="application/json"')[1].split(">", 1)[1].split("</script>")[0])
+    assert "inf" in data["drift"]["error"], "as a text, which the script leaves out of the curve"
+    assert "∞" in text
+    for lang in ("en", "zh"):
+        assert {name for name, _ in forms(result, lang)} == {report_name(lang), page_name(lang), JUNIT}
