@@ -1,4 +1,4 @@
-"""The rotary embedding is that of the position behind, in the queries."""
+"""The rotary embedding is that of a position further on, in the queries or the keys."""
 
 import torch
 
@@ -29,7 +29,7 @@ def after_load(ctx):
     def turned(out):
         rows = out.view(-1, 2 * half).float()
         first, second = rows[:, :half], rows[:, half:]
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = angles.cos().to(out.device), angles.sin().to(out.device)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).view(out.shape)
 
     change_output(ctx, owner, turned, result=0 if DRAWN["which"] == "q_rope" else 1)
