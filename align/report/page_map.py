@@ -184,10 +184,14 @@ def sites_of(result: Result) -> list[dict[str, Any]]:
 
 
 def drift_of(result: Result) -> dict[str, Any] | None:
-    """Layer by layer, and where it bends; ``None`` if it was not measured or every point is equal."""
+    """Layer by layer, and where it bends; ``None`` if it was not measured.
+
+    ``missing`` are the layers in front of which the sides were not compared: of these nothing is known.
+    """
     points = result.tensors.drift if result.tensors is not None else []
-    if not points:
+    if result.tensors is None or not points:
         return None
+    entered = {one.layer for one in result.tensors.cells if one.kind == "block_in" and one.layer is not None}
     return {
         "layers": [one.layer for one in points],
         "error": [as_float(one.error) for one in points],
@@ -195,6 +199,7 @@ def drift_of(result: Result) -> dict[str, Any] | None:
         "bound": [one.bound for one in points],
         "equal": all(as_float(one.error) == 0 for one in points),
         "bend": bend_of(points),
+        "missing": sorted(entered - {one.layer for one in points}),
         "cosine": ["–" if one.cosine is None else _cosine(one.cosine) for one in points],
     }
 

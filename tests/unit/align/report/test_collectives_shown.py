@@ -38,7 +38,7 @@ def told(directory: Path, monkeypatch: pytest.MonkeyPatch, off: float) -> tuple[
 def test_right_ones_are_counted_and_hidden_ones_are_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report, result = told(tmp_path / "run", monkeypatch, 0.0)
     text = render(result)
-    assert "candidate: every one of 2 collectives did what it promises: 2 all_reduce (0, 1)" in text
+    assert "candidate: every one of the 2 collectives that were made did what it promises: 2 all_reduce (0, 1)" in text
     assert "| candidate | all_reduce | 0, 1 | 2 | 0 | 0 |" in text
     assert "reference: collectives: switched off" in text
     assert result.collectives["candidate"].model_dump() == report.collectives["candidate"].to_dict()

@@ -262,3 +262,14 @@ def test_numbers_that_are_not_finite_cost_no_page(tmp_path: Path, monkeypatch: p
     assert "∞" in text
     for lang in ("en", "zh"):
         assert {name for name, _ in forms(result, lang)} == {report_name(lang), page_name(lang), JUNIT}
+
+
+def test_layers_that_could_not_be_compared_are_no_equal_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = made.Run(tmp_path, monkeypatch).go().result()
+    assert result.tensors is not None
+    assert "there is no drift" in html.render(result)
+    first = result.tensors.drift[:1]
+    cut = result.model_copy(update={"tensors": result.tensors.model_copy(update={"drift": first})})
+    text = html.render(cut)
+    assert "there is no drift" not in text
+    assert "In front of layer 1 the sides could not be compared, so that nothing is known of it there." in text
