@@ -109,7 +109,7 @@ def _stall_report(folder: Path) -> None:
     """There is a verdict, and nothing of it is written yet but the details."""
     from align.cli import leave
 
-    _before(leave, "render", folder)
+    _before(leave, "forms", folder)
 
 
 STALL: dict[str, Callable[[Path], None]] = {
