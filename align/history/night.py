@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from align.history.changes import changes, found_in
 from align.history.plan import Plan, PlannedCase
-from align.history.store import Night, Outcome, Store, last_comparable
+from align.history.store import NOT_COMPARABLE, Night, Outcome, Store
 from align.result.schema import Result
 
 #: A night that began longer ago is not gone on with: versions and machines have changed since.
@@ -76,13 +76,12 @@ def run_night(
         say: hears what each case came to.
     """
     done = {one.case for one in store.outcomes(night)}
-    before = [one for one in store.nights(plan.name) if one.number < night.number]
     for number, case in enumerate(plan.cases, 1):
         if case.name in done:
             say(f"{number}/{len(plan.cases)} {case.name}: done already")
             continue
         say(f"{number}/{len(plan.cases)} {case.name}: running")
-        outcome = outcome_of(case, runner(case, _fresh(directory / "cases" / case.folder)), store, before)
+        outcome = outcome_of(case, runner(case, _fresh(directory / "cases" / case.folder)), store, night)
         store.add(night, outcome)
         say(f"{number}/{len(plan.cases)} {case.name}: {told(outcome)}")
     if not night.ended:
@@ -90,27 +89,27 @@ def run_night(
     return store.outcomes(night)
 
 
-def outcome_of(case: PlannedCase, ended: Ended, store: Store, before: Sequence[Night]) -> Outcome:
+def outcome_of(case: PlannedCase, ended: Ended, store: Store, night: Night) -> Outcome:
     """What a case came to, beside the nights before."""
     result = ended.result
-    earlier = last_comparable(store, before, case.name)
-    last = next((one for one in store.outcomes(before[-1]) if one.case == case.name), None) if before else None
+    earlier = store.last(night, case.name, comparable=True)
+    last = store.last(night, case.name)
     found = None if result is None else found_in(result)
     # The first night of a case has none before it, so that all its findings are new.
     known = () if earlier is None else earlier[1].findings
-    verdict = "not comparable" if result is None else result.verdict
+    verdict = NOT_COMPARABLE if result is None else result.verdict
     return Outcome(
         case=case.name,
         verdict=verdict,
-        reason=ended.reason if result is None else result.reason if verdict == "not comparable" else "",
+        reason=ended.reason if result is None else result.reason if verdict == NOT_COMPARABLE else "",
         case_sha256="" if result is None or result.case is None else result.case.sha256,
         seconds=round(ended.seconds, 1),
         directory=str(ended.directory),
         versions={} if result is None else result.versions,
         findings=found or (),
         changed=changes(known, found) if found is not None else (),
-        earlier=0 if earlier is None else earlier[0].number,
-        failed_before=last is not None and not last.comparable,
+        earlier=0 if earlier is None else earlier[0],
+        failed_before=last is not None and not last[1].comparable,
     )
 
 

@@ -7,7 +7,6 @@ written whole when its run has ended, so a night that is killed goes on with the
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +18,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from align.errors import UserError
 from align.history.changes import Change, Found, State
 
-VERDICTS = ("aligned", "diverged", "not comparable")
+NOT_COMPARABLE = "not comparable"
+VERDICTS = ("aligned", "diverged", NOT_COMPARABLE)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Outcome:
         findings: the headline first.
         changed: what became of findings since the last night in which the case was comparable.
         earlier: number of that night; 0 if there is none.
-        failed_before: whether the case was not comparable in the night before.
+        failed_before: whether the case was not comparable the last time that it ran before.
     """
 
     case: str
@@ -76,7 +76,7 @@ class Outcome:
 
     @property
     def comparable(self) -> bool:
-        return self.verdict != "not comparable"
+        return self.verdict != NOT_COMPARABLE
 
 
 class Store(Protocol):
@@ -96,6 +96,13 @@ class Store(Protocol):
 
     def outcomes(self, night: Night) -> tuple[Outcome, ...]:
         """Of a night, in the order in which they were added."""
+
+    def last(self, night: Night, case: str, comparable: bool = False) -> tuple[int, Outcome] | None:
+        """What a case came to the last time before a night of its plan, and the number of that night.
+
+        Args:
+            comparable: the last time that it could be compared.
+        """
 
     def close(self) -> None:
         """Let go of the store."""
@@ -204,6 +211,20 @@ class SqlStore:
         with self._engine.connect() as connection:
             return tuple(self._outcome(connection, dict(row)) for row in connection.execute(cases).mappings())
 
+    def last(self, night: Night, case: str, comparable: bool = False) -> tuple[int, Outcome] | None:
+        query = (
+            sql.select(_CASES)
+            .join(_NIGHTS, _NIGHTS.c.number == _CASES.c.night)
+            .where(_NIGHTS.c.plan == night.plan, _NIGHTS.c.number < night.number, _CASES.c.name == case)
+            .order_by(_CASES.c.night.desc())
+            .limit(1)
+        )
+        if comparable:
+            query = query.where(_CASES.c.verdict != NOT_COMPARABLE)
+        with self._engine.connect() as connection:
+            row = connection.execute(query).mappings().first()
+            return None if row is None else (int(row["night"]), self._outcome(connection, dict(row)))
+
     def _outcome(self, connection: sql.Connection, row: dict[str, Any]) -> Outcome:
         query = sql.select(_FINDINGS).where(_FINDINGS.c.case == row.pop("id")).order_by(_FINDINGS.c.id)
         changed = tuple(
@@ -218,15 +239,6 @@ class SqlStore:
 
     def close(self) -> None:
         self._engine.dispose()
-
-
-def last_comparable(store: Store, nights: Sequence[Night], case: str) -> tuple[Night, Outcome] | None:
-    """The latest of some nights in which a case could be compared, and what it came to."""
-    for night in reversed(nights):
-        for outcome in store.outcomes(night):
-            if outcome.case == case and outcome.comparable:
-                return night, outcome
-    return None
 
 
 def without_times(store: Store, night: Night) -> str:

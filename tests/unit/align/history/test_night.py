@@ -153,3 +153,14 @@ def test_a_store_that_is_no_database(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="cannot be used as the store of nights"):
         SqlStore.at(file)
+
+
+def test_a_night_that_was_given_up_hides_no_earlier_one(store: SqlStore, tmp_path: Path) -> None:
+    """Killed before the case ran, and not gone on with: what is known of it is what the night before that said."""
+    run(store, tmp_path, {"a": result(NORM), "b": "no memory"})
+    other = store.begin("another plan", "00", NOW)
+    store.add(other, Outcome("a", "aligned"))
+    open_night(plan_of("a", "b"), store, NOW + timedelta(days=1))
+    night = run(store, tmp_path, {"a": result(NORM), "b": "no memory"}, day=3)
+    assert (states(night[0].changed), night[0].earlier) == (["known"], 1)
+    assert night[1].failed_before and exit_code(night, "new") == 0
