@@ -97,7 +97,7 @@ def operator_result(ctx: PatchContext, layer: Layer, name: str, change: Callable
             return change(result) if layer else result
 
         if hasattr(original, "default"):  # torch looks it up there, by name
-            run.default = original.default  # type: ignore[attr-defined]  # torch looks it up there, by name
+            run.default = original.default  # type: ignore[attr-defined]
         ctx.replace(module, name, run)
 
 
