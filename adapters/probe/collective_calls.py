@@ -26,7 +26,7 @@ from adapters.probe.launch import DP_RANK, probe_dir, read_launch
 from adapters.probe.spots import here
 from adapters.probe.steplog import process_log
 from align.checkpoints.table import parse
-from align.collectives.record.files import FOLDER, CollectiveWriter, End, Group, Run
+from align.collectives.record.files import FOLDER, CollectiveWriter, End, Fresh, Group, Run
 from align.collectives.record.mismatch import CollectiveMismatch
 from align.collectives.record.types import ALL_TO_ALL, CollectiveCall, Place
 
@@ -218,6 +218,12 @@ class CollectiveRecorder:
             self._note(f"the end of a forward was not recorded: {type(error).__name__}: {error}")
 
     # ----------------------------------------------------------------------------------------------------- about
+
+    def forget(self) -> None:
+        """Other patches: what was recorded so far is of another experiment. Numbers go on, for other ranks count on."""
+        with self._lock:
+            self._sweep()
+            self._writer.fresh(Fresh(self._at))
 
     @property
     def _recording(self) -> bool:

@@ -87,8 +87,8 @@ class Worker:
     def repatch(self, files: Sequence[str]) -> None:
         """Other patches in the place of those that are applied, as if the engine had been launched with them.
 
-        Called between two steps. The weights are audited anew, the cache is emptied, and what was recorded so far of
-        indices and arguments is forgotten.
+        Called between two steps, by each rank before its first forward with them. The weights are audited anew, the
+        cache is emptied, and what was recorded so far of indices, arguments and collectives is forgotten.
 
         Raises:
             Mistake: a patch fails; none is applied then.
@@ -109,6 +109,8 @@ class Worker:
         for one in (log.indices, log.calls):
             if one is not None:
                 one.close()
+        if log.collectives is not None:
+            log.collectives.forget()
         log.recorder = log.indices = log.calls = None
         self._spots.remove()
         if self.taps is not None:

@@ -18,6 +18,7 @@ from align.cli.options import extras_of, interpreters_for
 from align.cli.output import print_json
 from align.cli.screen import Screen, screen
 from align.cli.version import pinned
+from align.drill.benign import benign_controls
 from align.drill.campaign import (
     PLAN,
     REPORT,
@@ -48,6 +49,8 @@ from envs.home import align_home
 _SIDES: dict[str, str] = dict(zip(SIDES, ENGINES, strict=True))
 #: Faults and controls of a quick drill.
 QUICK, QUICK_CONTROLS = 10, 2
+#: With so many controls, those in which the sides differ and may are among them: each takes a launch or two.
+BENIGN_FROM = 50
 
 
 @dataclass(frozen=True)
@@ -204,7 +207,10 @@ def _planned(settings: DrillSettings, faults: Sequence[Fault], engines: dict[str
         work = [(plain, one) for one in trials]
         return work + controls([plain] * QUICK_CONTROLS)
     work = [(setting_of(of_name[one.fault], settings.model), one) for one in trials]
-    work += controls(control_settings((settings.model, *settings.clean), settings.seed, settings.controls))
+    models = (settings.model, *settings.clean)
+    named = benign_controls(models) if settings.controls >= BENIGN_FROM else []
+    work += named
+    work += controls(control_settings(models, settings.seed, settings.controls - len(named)))
     if not work:
         raise UserError("there is nothing to run", "give --trials or --controls of at least 1")
     return work

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from align.drill.benign import benign
 from align.drill.library import Fault
 from align.drill.score import Rate, Score, rates
 from align.drill.settings import ANY, DIFFERENT, Setting, batches
@@ -26,16 +27,15 @@ def setting_of(fault: Fault, model: str) -> Setting:
     """What a fault's trials launch."""
     said = fault.said
     options = tuple((engine, tuple(texts)) for engine, texts in sorted(said.options.items()))
-    # Records of collectives grow over a launch, and all ranks look at them: several ranks are launched anew each time.
-    live = said.live and said.tp == 1
-    return Setting(model, said.batch, tp=said.tp, options=options, allow=said.allow, live=live)
+    return Setting(model, said.batch, tp=said.tp, options=options, allow=said.allow, live=said.live)
 
 
 def control_settings(models: Sequence[str], seed: int, count: int) -> tuple[Setting, ...]:
     """Clean pairs of models over batches, dtypes, layouts and numerics, always different on the two sides, and swapped.
 
-    The first model has half of them, the others share the rest. Two ranks are launched anew each time, so one in
-    thirteen has them. Blocks have 128 tokens: vllm-ascend takes no others for dense models (:mod:`align.run.plan`).
+    The first model has half of them, the others share the rest. Two ranks take two or three
+    times as long, so one in thirteen has them. Blocks have 128 tokens: vllm-ascend takes no others for dense models
+    (:mod:`align.run.plan`).
     """
     chance = generator(seed, "controls")
     grids = {model: _grid(model) for model in models}
@@ -57,7 +57,7 @@ def _grid(model: str) -> tuple[list[Setting], list[Setting]]:
     """With one rank, and with two."""
     alone, spread = (
         [
-            Setting(model, batch, dtype, tp=tp, numerics=numerics, live=tp == 1)
+            Setting(model, batch, dtype, tp=tp, numerics=numerics)
             for batch in batches()
             for dtype in ("bfloat16", "float16")
             for numerics in (DIFFERENT, DIFFERENT[::-1])
@@ -84,9 +84,10 @@ Work = tuple[Setting, Trial]
 def launch_of(setting: Setting, trial: Trial) -> Setting:
     """What engines are launched with for a trial: all batches of clean runs share one.
 
-    A fault's own batch decides how large the cache is, and so which blocks there are to be wrong about.
+    What is named has its own: a fault's batch decides how large the cache is, and so which blocks there are to be wrong
+    about.
     """
-    return replace(setting, batch=ANY) if setting.live and not trial.fault else setting
+    return replace(setting, batch=ANY) if setting.live and not trial.fault and not trial.benign else setting
 
 
 def by_launch(work: Iterable[Work]) -> dict[Setting, list[Work]]:
@@ -181,11 +182,23 @@ def summary(records: Iterable[Mapping[str, Any]], facts: Mapping[str, Any]) -> d
         "by_path": {path: of(one for one in faults if one["expected"]["path"] == path) for path in paths},
         "by_fault": {name: of(one for one in faults if one["fault"] == name) for name in names},
         "false_alarms": Rate(len(alarms), len(clean)).to_dict(),
+        "differences": _differences(clean),
         "goals": {**goals, "false_alarms": not alarms if clean else None},
         "misses": [_miss(one) for one in faults if not one["score"]["right"]],
         "alarms": [_alarm(one) for one in alarms],
         "seconds": round(sum(one["seconds"] for one in all_), 1),
     }
+
+
+def _differences(clean: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of controls whose sides differ and may: how many, and how many false alarms."""
+    found = {}
+    for name, one in benign().items():
+        of_it = [record for record in clean if record.get("benign") == name]
+        if of_it:
+            alarms = sum(bool(record["alarm"]) for record in of_it)
+            found[name] = {"source": one.source, "why": one.why, "trials": len(of_it), "alarms": alarms}
+    return found
 
 
 def _miss(record: Mapping[str, Any]) -> dict[str, Any]:

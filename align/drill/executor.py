@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from align.case.schema import Case
+from align.drill.benign import patch_of
 from align.drill.campaign import Work
 from align.drill.library import Engine, Fault
 from align.drill.live import LivePair
@@ -171,7 +172,9 @@ class Executor:
         return self._flow(session, case, setting, trial)[0]
 
     def _patch(self, trial: Trial) -> Path | None:
-        """The trial's file; none for a control."""
+        """The trial's file; none for a control, but for what its sides may do differently."""
+        if trial.benign:
+            return patch_of(trial.benign)
         if not trial.fault:
             return None
         file = self._directory / "patches" / f"{trial.id}.py"

@@ -55,6 +55,8 @@ class Setting:
 
     Attributes:
         batch: name of the requests; :data:`ANY` for a launch that all of them fit in.
+        tp, dp: ranks of a group, and groups.
+        reference_tp: of the reference, where it has another.
         numerics: of the simulated operators, candidate and reference; without meaning on hardware.
         options: engine → options, on whichever side it is.
         allow: conditions that the options make false.
@@ -70,11 +72,14 @@ class Setting:
     options: tuple[tuple[str, tuple[str, ...]], ...] = field(default=())
     allow: tuple[str, ...] = ()
     live: bool = True
+    dp: int = 1
+    reference_tp: int | None = None
 
     @property
     def name(self) -> str:
         """Short, unique for what differs."""
         words = [self.model, self.batch, self.dtype, f"block{self.block_size}", f"tp{self.tp}", *self.numerics]
+        words += [f"dp{self.dp}"] * (self.dp > 1) + [f"against-tp{self.reference_tp}"] * (self.reference_tp is not None)
         return "-".join([*words, *(text for _, texts in self.options for text in texts), *self.allow])
 
     def to_dict(self) -> dict[str, Any]:
@@ -124,7 +129,8 @@ def case_of(setting: Setting, info: ModelInfo, engines: tuple[Engine, Engine]) -
         dtype=setting.dtype,
         candidate=engines[0],
         reference=engines[1],
-        layout=CaseLayout(tp=setting.tp),
+        layout=CaseLayout(tp=setting.tp, dp=setting.dp),
+        reference_layout=None if setting.reference_tp is None else CaseLayout(tp=setting.reference_tp, dp=setting.dp),
         batch=Batch(block_size=setting.block_size),
         numerics=Numerics(candidate=setting.numerics[0], reference=setting.numerics[1]),
         requests=requests_of(setting.batch, info.vocab_size),

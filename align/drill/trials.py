@@ -40,6 +40,7 @@ class Trial:
         expected: ``None`` for a control: nothing must be said.
         setting: what the engines are launched with, a key of the plan.
         sweep: it is one of a series of halved sizes, which ends in silence; ``number`` counts the halvings.
+        benign: of a control, the name of what its sides do differently and may; ``side`` then has its patch, if any.
     """
 
     fault: str
@@ -50,12 +51,15 @@ class Trial:
     expected: Expected | None
     setting: str
     sweep: bool = False
+    benign: str = ""
 
     @property
     def id(self) -> str:
         """Unique in a plan, and the same in every run of it."""
         if self.sweep:
             return f"sweep-{self.fault}-{self.side}-{self.number}"
+        if self.benign:
+            return f"{self.benign}-{self.side}-{self.number}-{self.setting}"
         return f"{self.fault or 'control'}-{self.side}-{self.number}" + ("" if self.fault else f"-{self.setting}")
 
     def to_dict(self) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from align.drill.benign import FOLDER as BENIGN
+
 #: What a layer's router gives: ids and final weights ``[T, top_k]``, changed in place of the engine's own.
 _ROUTED = """
 import torch
@@ -151,37 +153,6 @@ def after_load(ctx):
             return result
 
         ctx.replace(owner, "forward", forward)
-"""
-
-#: N3, no fault: where the second and the third of a token's logits are one unit in the last place apart, or none, they
-#: change places, as another right kernel may have it.
-_NEAR_TIE = """
-import torch
-
-
-def apply(ctx):
-    pass
-
-
-def after_load(ctx):
-    gate = ctx.model.model.layers[1].mlp.gate
-    owner = getattr(gate, "impl", gate)
-    original = owner.forward
-
-    def forward(x, *args, **kwargs):
-        result = original(x, *args, **kwargs)
-        out = result[0] if isinstance(result, tuple) else result
-        rows = out.view(-1, out.shape[-1])
-        value, place = rows.topk(3, -1)
-        unit = value[:, 1].abs().float() * 2.0**-7
-        near = (value[:, 1] - value[:, 2]).float() <= unit
-        for row in near.nonzero()[:, 0].tolist():
-            second, third = place[row, 1:].tolist()
-            rows[row, third] = value[row, 1]
-            rows[row, second] = value[row, 1] - unit[row].to(rows.dtype)
-        return result
-
-    ctx.replace(owner, "forward", forward)
 """
 
 _GATE_WEIGHT = """
@@ -395,7 +366,8 @@ EXPERT_FAULTS = {
     "ids_off_by_one": routed(ids="(ids + 1) % experts"),
     "one_less": _ONE_LESS,
     "coarse_router": _COARSE_ROUTER.replace("{channels}", "4"),
-    "near_tie": _NEAR_TIE,
+    # N3, no fault: choices that are one rounding apart change places, as another right kernel may have it.
+    "near_tie": (BENIGN / "near_tie.py").read_text(encoding="utf-8"),
     "gate_weight": _GATE_WEIGHT,
     "swapped_expert": _SWAPPED,
     "another_expert": _ANOTHER,

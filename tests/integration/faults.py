@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from align.drill.benign import FOLDER as BENIGN
+
 _SWAP = """
 def apply(ctx):
     pass
@@ -215,36 +217,6 @@ def after_load(ctx):
 """
 
 
-#: No fault: the sum is rounded before it is normed, as two operators do what one does.
-_UNFUSED = """
-def apply(ctx):
-    if ctx.engine == "lmdeploy":
-        from lmdeploy.pytorch.backends.dlinfer.norm import DlinferRMSNormImpl as norm
-
-        original = norm.forward
-
-        def apart(self, x, weight, residual=None):
-            if residual is None:
-                return original(self, x, weight)
-            residual = x + residual
-            return original(self, residual, weight), residual
-
-        ctx.replace(norm, "forward", apart)
-        return
-    from vllm_ascend.ops.layernorm import AscendRMSNorm as norm
-
-    original = norm.forward_oot
-
-    def apart(self, x, residual=None):
-        if residual is None:
-            return original(self, x)
-        residual = x + residual
-        return original(self, residual), residual
-
-    ctx.replace(norm, "forward_oot", apart)
-"""
-
-
 def rows(source: str, chosen: list[int], factor: float, layer: int) -> str:
     """A patch for some rows of a layer's down projection."""
     return source.format(rows=chosen, factor=factor, layer=layer)
@@ -253,7 +225,8 @@ def rows(source: str, chosen: list[int], factor: float, layer: int) -> str:
 EIGHT = [3, 17, 40, 41, 77, 100, 128, 200]
 #: Name → source of the patch.
 FAULTS = {
-    "unfused": _UNFUSED,
+    # No fault: the sum is rounded before it is normed, as two operators do what one does.
+    "unfused": (BENIGN / "unfused_norm.py").read_text(encoding="utf-8"),
     "qk": _QK,
     "eps": _EPS,
     "rope_precision": _ROPE_PRECISION,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from adapters.base import SIDES
+from tests.integration import expert_faults
 from tests.integration.expert_rank_faults import EXPERT_FAULTS, expert_patch
 from tests.integration.support import ENGINES, run_align
 
@@ -96,3 +97,46 @@ def test_experts_on_several_ranks_align(model: str, layout: tuple[str, ...], tmp
     assert conditions(tmp_path)["expert_placement"] == "ok"
     for side in SIDES:
         audited(result, side)
+
+
+#: Fault → side, and the dimension that introduces it with the layouts around it; worked out before it was run.
+#: Where the experts are shared by groups without EP, a rank asks for experts as well, so faults of that are DP's.
+_INTRODUCED = {
+    ("shared_twice", "reference"): ("tp", "tp1 dp1 ep1", "tp2 dp1 ep1"),
+    ("not_reduced", "candidate"): ("tp", "tp1 dp1 ep1", "tp2 dp1 ep1"),
+    ("reduced_twice", "reference"): ("tp", "tp1 dp1 ep1", "tp2 dp1 ep1"),
+    ("of_rank_0", "reference"): ("tp", "tp1 dp1 ep1", "tp2 dp1 ep1"),
+    ("dispatch_counts", "candidate"): ("ep", "tp1 dp2 ep1", "tp1 dp2 ep2"),
+    ("dispatch_order", "reference"): ("ep", "tp2 dp1 ep1", "tp2 dp1 ep2"),
+    ("splits", "reference"): ("ep", "tp2 dp1 ep1", "tp2 dp1 ep2"),
+    ("local_ids", "reference"): ("dp", "tp1 dp1 ep1", "tp1 dp2 ep1"),
+    ("home_order", "candidate"): ("dp", "tp1 dp1 ep1", "tp1 dp2 ep1"),
+}
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("name", "side"), list(_INTRODUCED))
+def test_the_dimension_that_introduces_a_fault_of_experts_is_named(name: str, side: str, tmp_path: Path) -> None:
+    """The ladder walks up to the asked layout, whose first finding stays what it is without the ladder."""
+    fault, (dimension, clean, at) = EXPERT_FAULTS[name], _INTRODUCED[name, side]
+    given = ("--model", fault.model, *fault.layout, "--max-new-tokens", "6", "--no-confirm", "--ladder")
+    code, result, output = run(tmp_path, *given, "--patch", f"{side}={expert_patch(name, tmp_path)}")
+    assert code == 1, output
+    first, found = result["findings"][0], result["ladder"]["conclusion"]
+    assert (first["path"], first["kind"], first["side"]) == ("C", fault.kind, side), first["summary"]
+    assert (first["checkpoint"], tuple(first["ranks"])) == (fault.checkpoint, fault.ranks), first["summary"]
+    assert (found["state"], found["dimension"]) == ("introduced", dimension), found["sentence"]
+    assert (found["clean_at"], found["introduced_at"]) == (clean, at), found["sentence"]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("name", "side"), [("not_renormalised", "candidate"), ("coarse_router", "reference")])
+def test_a_fault_of_experts_that_one_rank_has_is_no_dimensions(name: str, side: str, tmp_path: Path) -> None:
+    """F16 and F18: the simplest layout diverges, so that no dimension is accused."""
+    patch = expert_faults.expert_patch(name, tmp_path)
+    given = ("--model", "qwen3-moe", "--tp", "2", "--max-new-tokens", "4", "--no-confirm", "--ladder")
+    code, result, output = run(tmp_path, *given, "--patch", f"{side}={patch}")
+    assert code == 1, output
+    found = result["ladder"]["conclusion"]
+    assert (found["state"], found["dimension"], found["introduced_at"]) == ("everywhere", None, "tp1 dp1 ep1"), output
+    assert result["findings"][0]["side"] == side, output

@@ -12,6 +12,7 @@ Each line is an object whose first key says its kind:
 * ``end``: it came back, or failed; the line follows its tensors, so what a line names is whole;
 * ``mark``: a forward has ended, with so many calls inside the model's functions in this group so far;
 * ``run``: a run has begun, and into which recording its tensors go;
+* ``fresh``: the engine has other patches from here on, so what stands before belongs to another experiment;
 * ``note``: what could not be recorded.
 
 A last line that was cut does not count. A call without an ``end`` never came back.
@@ -97,13 +98,20 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Fresh:
+    """Calls numbered below ``at`` are of another experiment in the same engine; their tensors are gone."""
+
+    at: int
+
+
+@dataclass(frozen=True)
 class Note:
     """What could not be recorded, in words."""
 
     text: str
 
 
-Event = Begin | End | Mark | Run | Note
+Event = Begin | End | Mark | Run | Fresh | Note
 
 
 class CollectiveWriter:
@@ -158,6 +166,13 @@ class CollectiveWriter:
     def run(self, run: Run) -> None:
         """Another run of this launch has begun."""
         self._put(_line({"run": run.number, "recording": run.recording}))
+
+    def fresh(self, fresh: Fresh) -> None:
+        """Another experiment begins. Lines stay, for other ranks are reading them; tensors are needed no more."""
+        self._data.truncate(0)
+        self._data.seek(0)
+        self._at = 0
+        self._put(_line({"fresh": fresh.at}))
 
     def note(self, text: str) -> None:
         """Something could not be recorded."""
@@ -230,6 +245,8 @@ class Lines:
             return Mark((tuple(ranks), name), plain["mark"], _long(plain["place"]))
         if kind == "run":
             return Run(plain["run"], plain["recording"])
+        if kind == "fresh":
+            return Fresh(plain["fresh"])
         if kind == "note":
             return Note(plain["note"])
         raise ValueError(f"a line of an unknown kind: {kind}")
@@ -320,7 +337,7 @@ class Records:
 
 
 def read_records(directory: Path) -> Records | None:
-    """The records in a directory; ``None`` if there are none.
+    """The records in a directory, of the last experiment in their engine; ``None`` if there are none.
 
     Raises:
         ValueError: a file is damaged; names it. A damaged tensor raises it when it is read.
@@ -334,15 +351,21 @@ def read_records(directory: Path) -> Records | None:
     size = 0
     for path in paths:
         found: dict[int, CollectiveCall] = {}
+        first = 0
         for event in _events(path):
             if isinstance(event, Begin):
                 found[event.call.at] = event.call
             elif isinstance(event, End):
+                if event.at < first:
+                    continue
                 if event.at not in found:
                     raise ValueError(f"{path} cannot be read: call {event.at} ends and was never begun")
                 found[event.at] = _ended(found[event.at], event, path.with_suffix(".bin"))
             elif isinstance(event, Run):
                 recordings[event.number] = event.recording
+            elif isinstance(event, Fresh):
+                first = event.at
+                found.clear()
             elif isinstance(event, Note):
                 notes[event.text] = None
         calls += (found[at] for at in sorted(found))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from align.case.capacity import capacity
+from align.drill.benign import benign, benign_controls, patch_of
 from align.drill.campaign import Journal, by_launch, check_same, control_settings, controls, setting_of, summary
 from align.drill.document import cell, render
 from align.drill.executor import told
@@ -65,9 +66,29 @@ def test_controls_of_several_models_take_turns_and_some_have_two_ranks() -> None
     assert Counter(one.model for one in settings) == {"qwen3": 104, "qwen3-moe": 52, "smollm2": 52}
     spread = [one for one in settings if one.tp == 2]
     assert len(spread) == 16 and {one.model for one in spread} == {"qwen3", "qwen3-moe", "smollm2"}
-    assert all(one.live == (one.tp == 1) for one in settings)
+    assert all(one.live for one in settings)
     seen = {(one.model, one.batch, one.dtype, one.numerics) for one in settings if one.tp == 1}
     assert len(seen) == 3 * len(batches()) * 4, "each that there is"
+
+
+def test_controls_in_which_the_sides_differ_have_launches_of_their_own() -> None:
+    work = benign_controls(["qwen3", "smollm2", "qwen3_moe"])
+    assert {one.source for one in benign().values()} == {"N1", "N2", "N3", "N5", "N7", "N8"}
+    assert len({trial.id for _, trial in work}) == len(work) == 12
+    assert all(trial.expected is None and not trial.fault for _, trial in work)
+    for setting, trial in work:
+        patch = patch_of(trial.benign)
+        assert (patch is None) == (trial.side == "none")
+        assert patch is None or (patch.is_file() and trial.side in ("candidate", "reference"))
+        assert setting in by_launch(work), "its own batch"
+        if trial.benign == "near_tie":
+            assert setting.model == "qwen3_moe"
+    spread = case_of(next(one for one, trial in work if trial.benign == "two_ranks_and_one"), resolve_model("qwen3"),
+                     ("lmdeploy", "vllm"))  # fmt: skip
+    assert (spread.at("candidate").layout.tp, spread.at("reference").layout.tp) == (2, 1)
+    found = summary([{**control(alarm=True), "benign": "near_tie"}, control(alarm=False)], FACTS)
+    assert found["differences"]["near_tie"]["trials"] == found["differences"]["near_tie"]["alarms"] == 1
+    assert "| N3 |" in render(found)
 
 
 def test_trials_of_one_launch_come_together() -> None:

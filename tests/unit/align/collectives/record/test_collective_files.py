@@ -17,6 +17,7 @@ from align.collectives.record.files import (
     CollectiveWriter,
     End,
     Follower,
+    Fresh,
     Mark,
     Note,
     Run,
@@ -178,3 +179,27 @@ def test_a_damaged_tensor_is_named_when_it_is_read(tmp_path: Path) -> None:
     tensors: Any = records.calls[0].tensors
     with pytest.raises(ValueError, match=r"rank0\.bin cannot be read"):
         tensors["in.0"]
+
+
+def test_calls_of_an_earlier_experiment_are_read_by_its_ranks_alone(tmp_path: Path) -> None:
+    """Another rank goes on counting; who reads the records afterwards sees the last experiment, and its tensors."""
+    writer, other = CollectiveWriter(tmp_path, 0), Follower(rank_file(tmp_path, 0))
+    old, new = (
+        replace(call(0, "attn.o"), at=0, in_group=0, ended=False),
+        replace(call(0, "attn.o"), at=2, in_group=2, ended=False),
+    )
+    late = replace(old, at=1, in_group=1)
+    writer.begin(old)
+    size = writer.end(End(0), TENSORS)
+    writer.begin(late)
+    writer.note("no ranks are known")
+    writer.fresh(Fresh(2))
+    writer.end(End(1))
+    writer.begin(new)
+    assert writer.end(End(2), {"in.0": torch.arange(5)}) > 0
+    records = read_records(tmp_path)
+    assert records is not None and [one.at for one in records.calls] == [2]
+    assert records.calls[0].tensors["in.0"].tolist() == [0, 1, 2, 3, 4]
+    assert records.notes == ("no ranks are known",)
+    assert rank_file(tmp_path, 0).with_suffix(".bin").stat().st_size < 2 * size
+    assert [one.call.in_group for one in other.news() if isinstance(one, Begin)] == [0, 1, 2]
