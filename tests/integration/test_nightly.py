@@ -23,7 +23,7 @@ SMALL = 'options = ["--max-new-tokens", "4", "--no-confirm"]\n'
 
 
 def night(plan: Path, out: Path, *options: str) -> tuple[int, dict[str, Any]]:
-    done = run_align("nightly", str(plan), "--out", str(out), "--json", *options, timeout=560)
+    done = run_align("nightly", str(plan), "--out", str(out), "--json", *options, timeout=1500)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 
