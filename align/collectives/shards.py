@@ -7,7 +7,7 @@ damaged weight but a wrong map: path C.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from align.checkpoints.table import kinds, parse
@@ -57,7 +57,7 @@ def _finding(side: str, group: Sequence[Record]) -> Finding:
         return _of_experts(side, ordered, here, ranks)
     about = said(
         "shard.head_map" if map_ else "shard.share",
-        holdings=[_holding(one) for one in sorted(here, key=lambda one: (one["rank"], _order(one)))],
+        holdings=_each_once(_holding(one) for one in sorted(here, key=lambda one: (one["rank"], _order(one)))),
         layers=len({one["layer"] for one in group}),
     )
     names = list(dict.fromkeys(one["parameter"] for one in ordered))
@@ -143,6 +143,15 @@ def _holding(one: Record) -> Said:
     if heads:
         return said("shard.heads", rank=one["rank"], kind=kind, held=list(heads), due=list(due))
     return said("shard.of_rank", rank=one["rank"], kind=kind, other=int(holds.removeprefix(_SHARE)))
+
+
+def _each_once(holdings: Iterable[Said]) -> list[Said]:
+    """Experts of a rank have many parameters, of which each says the same."""
+    found: list[Said] = []
+    for one in holdings:
+        if one not in found:
+            found.append(one)
+    return found
 
 
 def _order(one: Record) -> int:

@@ -164,7 +164,7 @@ def after_load(ctx):
 """
 
 #: Rank 1 holds rank 0's experts, as where a loader takes its place from the wrong group.
-_OF_RANK_0 = """            held = [torch.empty_like(stack) for _ in range(2)]
+_OF_RANK_0 = """            held = [torch.empty_like(stack) for _ in range(torch.distributed.get_world_size())]
             torch.distributed.all_gather(held, stack.contiguous())
             stack.copy_(held[0])"""
 #: The experts of rank 1 stand one place on.

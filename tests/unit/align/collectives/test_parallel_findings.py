@@ -196,6 +196,20 @@ def test_weights_of_another_rank_are_a_shard_and_other_heads_a_map() -> None:
     assert found.evidence["heads"][0] == {"rank": 1, "kind": "attn.k", "held": [1], "due": [0]}
 
 
+def test_what_every_expert_of_a_rank_says_is_said_once() -> None:
+    experts = [
+        {
+            **record("moe.routed", 1, 0, holds="the share of rank 0"),
+            "parameter": f"model.layers.0.mlp.experts.{one}.{name}",
+        }
+        for one in range(8)
+        for name in ("gate_proj.weight", "up_proj.weight", "down_proj.weight")
+    ]
+    (found,) = locate(None, {"candidate": experts}, tokens_differ=False)
+    assert found.evidence["what"].count("rank 1 holds the routed of rank 0") == 1
+    assert found.evidence["others_total"] == 23
+
+
 def test_a_weight_that_is_only_damaged_stays_path_b() -> None:
     (found,) = locate(None, {"candidate": [record("attn.q", 1, 0, holds="zeros")]}, tokens_differ=False)
     assert (found.path, found.kind) == ("B", "weights")
