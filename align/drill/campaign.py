@@ -183,6 +183,7 @@ def summary(records: Iterable[Mapping[str, Any]], facts: Mapping[str, Any]) -> d
         "by_fault": {name: of(one for one in faults if one["fault"] == name) for name in names},
         "false_alarms": Rate(len(alarms), len(clean)).to_dict(),
         "differences": _differences(clean),
+        "wanted": {name: f"≥ {100 * goal:.0f} %" if goal < 1 else "100 %" for name, goal in GOALS.items()},
         "goals": {**goals, "false_alarms": not alarms if clean else None},
         "misses": [_miss(one) for one in faults if not one["score"]["right"]],
         "alarms": [_alarm(one) for one in alarms],

@@ -19,7 +19,9 @@ def render(summary: Mapping[str, Any]) -> str:
         keep_trailing_newline=True,
     )
     text = environment.get_template("report.md.jinja").render(
-        cell=cell, number=number, **{"limits": (), "clean": (), "versions": {}, "differences": {}, **summary}
+        cell=cell,
+        number=number,
+        **{"limits": (), "clean": (), "versions": {}, "differences": {}, "wanted": {}, **summary},
     )
     lines = [line.rstrip() for line in text.split("\n")]
     kept = [line for at, line in enumerate(lines) if line or (at and lines[at - 1])]
