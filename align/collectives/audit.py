@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from align.checkpoints.table import parse
+from align.collectives.begin import call_about, way_of
 from align.collectives.order import order_finding
 from align.collectives.record.mismatch import Mismatch
 from align.collectives.record.types import OPERATIONS, CollectiveCall
@@ -244,12 +245,17 @@ def _of_relation(side: str, group: Sequence[Judged]) -> Finding:
 # ---------------------------------------------------------------------------------------- beside what else was found
 
 
-def with_records(findings: Sequence[Finding], audits: Mapping[str, Audited]) -> list[Finding]:
+def with_records(
+    findings: Sequence[Finding], audits: Mapping[str, Audited], groups: Mapping[str, int] | None = None
+) -> list[Finding]:
     """Findings with those of the records in their places; one about the same checkpoint is told by the other.
 
     Path C gets the calls that were recorded at its checkpoint: which function, of which group, from where, how often.
+
+    Args:
+        groups: data-parallel groups of a side, one if it is not there; steps of findings are numbered over all of them.
     """
-    found = [_with_calls(one, audits.get(str(one.side))) for one in findings]
+    found = [_with_calls(one, audits.get(str(one.side)), (groups or {}).get(str(one.side), 1)) for one in findings]
     for side, audited in audits.items():
         for one in audited.findings(side):
             if one.kind == "collective" and any(_same(one, other) for other in found):
@@ -279,7 +285,7 @@ def _order(finding: Finding) -> tuple[int, int]:
     return _END if finding.checkpoint is None else parse(finding.checkpoint).order
 
 
-def _with_calls(finding: Finding, audited: Audited | None) -> Finding:
+def _with_calls(finding: Finding, audited: Audited | None, groups: int) -> Finding:
     if audited is None or not audited.observable or finding.path != "C" or finding.checkpoint is None:
         return finding
     if "collective" in finding.evidence:
@@ -294,7 +300,10 @@ def _with_calls(finding: Finding, audited: Audited | None) -> Finding:
     counts = sorted({count for count in others.values() if count})
     about: dict[str, Any] = {"calls_here": len(here), "calls_in_other_layers": counts}
     if here:
-        about["collective"] = call_to_dict(here[0])
+        way = way_of(finding)
+        step = None if finding.step is None else finding.step // groups  # as a rank counts
+        meant = here[0] if way is None else call_about(way, here, step)
+        about |= {"collective": call_to_dict(meant)} if meant is not None else {}
     elif counts:
         layer = next(layer for layer, count in others.items() if count)
         about["collective_elsewhere"] = call_to_dict(next(_at(audited, parsed.kind.at(layer))))

@@ -130,12 +130,14 @@ def told_by(finding: Finding, tried: Sequence[Tried]) -> Finding:
     parts = [fit.what, *([measured] if measured is not None else [])]
     evidence |= {**told(said("list.semicolon", parts=parts)), "hypothesis": fit.name, **dict(fit.numbers)}
     made = Finding("C", fit.name)
-    next_ = NEXT[fit.name].format(side=finding.side or "accused side", checkpoint=finding.checkpoint)
+    experts = f"{fit.name} experts" if finding.checkpoint and parse(finding.checkpoint).kind.name == SUMMED else ""
+    next_ = NEXT.get(experts, NEXT[fit.name]).format(side=finding.side or "accused side", checkpoint=finding.checkpoint)
     ranks = fit.ranks or finding.ranks
     return replace(finding, path="C", kind=made.kind, ranks=ranks, evidence=evidence, next=next_)
 
 
-#: What to read, by kind; the report has the same in both languages (``next.KIND``).
+#: What to read, by kind, with `` experts`` where experts' rows are exchanged; the report has the same in both languages
+#: (``next.KIND``).
 NEXT = {
     "missing_reduce": "see why the {side} calls no reduce at {checkpoint}, or one of another group: the layer's flag "
     "(reduce_results, all_reduce, is_tp) and what decides it",
@@ -151,6 +153,12 @@ NEXT = {
     "head_map": "see how the {side} maps heads to ranks at {checkpoint}: heads, key/value heads and their replicas",
     "shard": "see which part of {checkpoint} each rank of the {side} holds",
     "expert_map": "see how the {side} maps experts to ranks at {checkpoint}: global and local numbers, its expert map",
+    "collective experts": "see what the {side} hands to the exchange with the experts at {checkpoint} and takes back "
+    "on each rank: ids, weights, mask and counts of dispatch and combine, and their group",
+    "missing_reduce experts": "see why what other ranks' experts made does not come back to the {side}'s rows at "
+    "{checkpoint}: the combine or the reduce behind the experts, its group, and what decides whether it runs",
+    "permuted_rows experts": "see in which order the {side} sends rows to the experts and puts their results back at "
+    "{checkpoint}: dispatch, combine, and the indices between them",
     "combine_weights": "see where the {side} weighs the experts' results at {checkpoint}: in the router, in the "
     "combine, or in both",
     "gather_order": "see in which order the {side} joins the ranks' parts of {checkpoint}: the group's ranks and the "

@@ -87,6 +87,11 @@ def is_right(given: Routed) -> bool:
     return left(given.result, given.mixed()) <= _LEFT
 
 
+def needs(given: Routed, rank: int) -> bool:
+    """Whether the chosen experts' result would be wrong without what one rank's experts make of these rows."""
+    return not given.split and left(given.mixed() - given.mixed(rank=rank), given.mixed()) > _LEFT
+
+
 def routed_tried(given: Routed) -> tuple[Tried, ...]:
     """Every hypothesis; empty if the result is right."""
     right = given.mixed()
@@ -213,19 +218,23 @@ def _parts(given: Routed, right: Tensor, before: float) -> Tried:
     columns = parts.double().flatten(1)
     value = given.result.double().flatten()
     solved = torch.linalg.lstsq(columns @ columns.T, (columns @ value)[:, None], driver="gelsd").solution.flatten()
-    factors = [float(one) for one in solved]
+    # Nothing says how often a part counts that is not there: where no row has an expert of that rank.
+    sizes = columns.norm(dim=1)
+    there = (sizes > _LEFT * sizes.max()).nonzero()[:, 0].tolist()
+    factors = {rank: float(solved[rank]) for rank in there}
     residual = left(given.result, (solved @ columns).reshape(right.shape).float())
-    told = [said("hypothesis.factor", factor=one, rank=rank) for rank, one in enumerate(factors)]
-    numbers = {"factors": {str(rank): round(one, 4) for rank, one in enumerate(factors)}, "size": given.ranks}
-    missing = [rank for rank, one in enumerate(factors) if abs(one) <= _LEFT]
-    doubled = all(abs(one - given.ranks) <= _LEFT * given.ranks for one in factors)
-    plain = all(abs(one - round(one)) <= _LEFT for one in factors)
+    told = [said("hypothesis.factor", factor=one, rank=rank) for rank, one in factors.items()]
+    numbers = {"factors": {str(rank): round(one, 4) for rank, one in factors.items()}, "size": given.ranks}
+    missing = [rank for rank, one in factors.items() if abs(one) <= _LEFT]
+    doubled = all(abs(one - given.ranks) <= _LEFT * given.ranks for one in factors.values())
+    plain = all(abs(one - round(one)) <= _LEFT for one in factors.values())
     if residual > _LEFT or not plain:
         what = said("hypothesis.not_weighted", factors=told, residual=residual)
         return Tried(WEIGHTED, "refuted", what, residual, (), numbers)
     if doubled:
-        what = said("hypothesis.doubled", ratio=factors[0], size=given.ranks, residual=residual)
-        return Tried(DOUBLED, "fits", what, residual, (), {**numbers, "ratio": factors[0]})
+        ratio = next(iter(factors.values()))
+        what = said("hypothesis.doubled", ratio=ratio, size=given.ranks, residual=residual)
+        return Tried(DOUBLED, "fits", what, residual, (), {**numbers, "ratio": ratio})
     if missing:
         what = said("hypothesis.left_out", missing=missing, factors=told, residual=residual)
         return Tried(WEIGHTED, "fits", what, residual, tuple(missing), {**numbers, "left_out": missing})

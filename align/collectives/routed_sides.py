@@ -6,25 +6,36 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from align.checkpoints.table import Name, Structure, kinds
-from align.collectives.hypotheses import MISSING, Tried, first_fit
-from align.collectives.routed import Routed, is_right, routed_tried
+from align.collectives.hypotheses import MISSING, WEIGHTED, Tried, first_fit
+from align.collectives.routed import Routed, is_right, needs, routed_tried
 from align.compare.rows import Recorded, ranks_of, real_steps
 from align.errors import UserError
 from align.oracle.weights import CheckpointWeights
+from align.sentences import said
 from align.trace.format import StepEntry
 
 Tensor = torch.Tensor
 _Held = tuple[tuple[int, ...], Routed]
+
 SUMMED = "moe.routed"
 _INPUTS = ("mlp_norm", "moe.topk_ids", "moe.topk_weights")
 #: Wrong steps of a phase that are explained.
 _STEPS = 2
 #: Multiplications that one step may take: the rows are as many as fit.
 _WORK = 4e11
+
+
+class _Found(NamedTuple):
+    """Rows of ranks: what was tried on them if they are wrong, and if right, whether they need what the rank made."""
+
+    ranks: tuple[int, ...]
+    tried: tuple[Tried, ...]
+    needs_own: bool
 
 
 def world_of(trace: Recorded) -> int:
@@ -54,49 +65,74 @@ def wrong_side(
             raise ValueError(f"the checkpoint's files are not there: {error}") from error
         with closing(weights):
             found = list(_tried(name, trace, trace.structure, weights))
-        if found:
-            ranks = tuple(sorted({rank for ranks, _ in found for rank in ranks}))
-            return side, ranks, _alone([(held, list(tried)) for held, tried in found])
+        wrong = {rank for one in found if one.tried for rank in one.ranks}
+        if wrong:
+            return side, tuple(sorted(wrong)), _alone(found)
     return None
 
 
-def _alone(found: list[tuple[tuple[int, ...], list[Tried]]]) -> list[tuple[Tried, ...]]:
-    """Where every rank lacks just what the others made, nothing came back to it: that is a reduce which is missing.
+def _alone(found: list[_Found]) -> list[tuple[Tried, ...]]:
+    """What was tried on the wrong ones, as a missing reduce if nothing that others made came back to any rank.
 
-    Of two ranks one alone lacks the other's part too if it is that part which is left out everywhere.
+    A part that is left out everywhere looks the same on the ranks that did not make it. It is told apart by the rows of
+    the rank that made it: they have it where a reduce is missing. Where no such row needs any part that others lack,
+    nothing shows this, and it stays a part that is left out.
     """
-    parts = [(ranks, one) for ranks, tried in found for one in tried if one.numbers.get("left_out")]
-    lacks = []
-    for ranks, one in parts:
-        gone, every = set(one.numbers["left_out"]), set(range(one.numbers["size"]))
-        lacks.append(len(ranks) == 1 and gone != every and gone | set(ranks) == every)
-    if not all(lacks):
-        return [tuple(tried) for _, tried in found]
+    lacks: list[bool] = []
+    lost: set[int] = set()
+    shown = {one.ranks[0] for one in found if not one.tried and one.needs_own}
+    for ranks, tried, _ in found:
+        for part in tried:
+            if part.state != "fits" or part.name != WEIGHTED:
+                continue
+            gone = set(part.numbers.get("left_out", ()))
+            there = {int(rank) for rank in part.numbers["factors"]}
+            if len(ranks) == 1:
+                shown |= set(ranks) & there - gone
+            if gone:
+                lost |= gone
+                lacks.append(len(ranks) == 1 and gone == there - set(ranks))
+    if not (lost and all(lacks)):
+        return [one.tried for one in found if one.tried]
+    told = _own_alone if lost & shown else _unshown
     return [
-        tuple(replace(one, name=MISSING, ranks=ranks) if one.numbers.get("left_out") else one for one in tried)
-        for ranks, tried in found
+        tuple(told(one, ranks) if one.numbers.get("left_out") else one for one in tried)
+        for ranks, tried, _ in found
+        if tried
     ]
 
 
-def _tried(
-    name: Name, trace: Recorded, structure: Structure, weights: CheckpointWeights
-) -> Iterator[tuple[tuple[int, ...], tuple[Tried, ...]]]:
+def _own_alone(one: Tried, ranks: tuple[int, ...]) -> Tried:
+    """A part that is left out, told as what the rows of one rank have of others: nothing."""
+    what = said("routed.own_alone", ranks=list(ranks), factors=one.what["factors"], residual=one.residual)
+    return replace(one, name=MISSING, ranks=ranks, what=what)
+
+
+def _unshown(one: Tried, ranks: tuple[int, ...]) -> Tried:
+    """A part that is left out, of which no row shows whether it is so everywhere."""
+    doubt = said("routed.unshown", missing=one.numbers["left_out"])
+    return replace(one, what=said("list.semicolon", parts=[one.what, doubt]))
+
+
+def _tried(name: Name, trace: Recorded, structure: Structure, weights: CheckpointWeights) -> Iterator[_Found]:
     entries = real_steps(trace)
     room = dict.fromkeys((entry.phase for entry in entries), _STEPS)
     for entry in entries:
         if not room[entry.phase]:
             continue
         found = list(_of_step(sent_of(name, trace, entry, structure, weights)))
-        if not any(first_fit(tried) is not None for _, tried in found):  # what ranks exchange with each other
-            found = list(_of_step(routed_of(name, trace, entry, structure, weights))) or found
-        room[entry.phase] -= bool(found)
+        if not any(first_fit(one.tried) is not None for one in found):  # what ranks exchange with each other
+            whole = list(_of_step(routed_of(name, trace, entry, structure, weights)))
+            found = whole if any(one.tried for one in whole) else found
+        room[entry.phase] -= any(one.tried for one in found)
         yield from found
 
 
-def _of_step(held: Iterator[_Held]) -> Iterator[tuple[tuple[int, ...], tuple[Tried, ...]]]:
+def _of_step(held: Iterator[_Held]) -> Iterator[_Found]:
     for ranks, given in held:
-        if not is_right(given):
-            yield ranks, routed_tried(given)
+        right = is_right(given)
+        own = right and len(ranks) == 1 and needs(given, ranks[0])
+        yield _Found(ranks, () if right else routed_tried(given), own)
 
 
 def sent_of(

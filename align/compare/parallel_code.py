@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from align.collectives.begin import place_of, way_of
 from align.compare.rows import Recorded
 from align.findings import Finding
 
 #: Name of the workers' observation, see :mod:`adapters.probe.parallel_code`.
 FACT = "parallel_code"
 _WHAT = "distributed code"
+_EXCHANGE = "exchange of experts' rows"
 
 
 def with_parallel_code(findings: Sequence[Finding], traces: Mapping[str, Recorded]) -> list[Finding]:
@@ -26,8 +28,20 @@ def _with_places(finding: Finding, places: Mapping[str, list[str]]) -> Finding:
     }
     for side, found in places.items():
         if found and finding.side in (side, None):
-            read[side] = [*read.get(side, []), *({"what": _WHAT, "place": place} for place in found)]
+            read[side] = [*read.get(side, []), *({"what": _WHAT, "place": place} for place in _about(finding, found))]
+    call = finding.evidence.get("collective")
+    if way_of(finding) is not None and finding.side is not None and call and (place := place_of(call)):
+        read[finding.side] = [{"what": _EXCHANGE, "place": place}, *read.get(finding.side, [])]
+    read = {side: entries for side, entries in read.items() if entries}
     return replace(finding, evidence={**finding.evidence, "read": read}) if read else finding
+
+
+def _about(finding: Finding, places: Sequence[str]) -> list[str]:
+    """Those of functions that may be about it: where experts exchange rows no other collective is to blame."""
+    way = way_of(finding)
+    if way is None:
+        return list(places)
+    return [one for one in places if any(operation in one.rpartition(" ")[2] for operation in way.operations)]
 
 
 def _places(manifest: Mapping[str, Any]) -> list[str]:

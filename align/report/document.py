@@ -233,7 +233,8 @@ class View:
 
     def what_next(self, finding: Finding) -> Markdown:
         """With the first file and line to read, where one is known."""
-        text, place = self._told("next", finding) or self.quoted(finding.next), reach.begin_at(finding)
+        text = self._told("next", finding, reach.about_experts(finding)) or self._told("next", finding)
+        text, place = text or self.quoted(finding.next), reach.begin_at(finding)
         patches = self._result.environment.patches.get(finding.side or "", [])
         suspects = again.suspects(patches, finding.side, place)
         if place:
@@ -271,7 +272,7 @@ class View:
         about = {name: getattr(first, name) for name in ("request", "index", "candidate_id", "reference_id")}
         return self.say("verify.first", **about, why=self.told(first.told, first.why))
 
-    def _told(self, group: str, finding: Finding) -> Markdown | None:
+    def _told(self, group: str, finding: Finding, more: str = "") -> Markdown | None:
         """The sentence of a finding's kind; ``None`` if there is none, or its evidence lacks what that needs."""
         known = {**finding.evidence, "side": self._side(finding), "checkpoint": finding.checkpoint or "-"}
         known.setdefault("numbers", known.get("said"))
@@ -286,7 +287,7 @@ class View:
             kind = "fault"
             known |= indices.values(finding, self.say)
         try:
-            return self.say(f"{group}.{kind}", **{str(key): value for key, value in known.items()})
+            return self.say(f"{group}.{kind}{more}", **{str(key): value for key, value in known.items()})
         except KeyError:
             return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from align.collectives.routed_sides import SUMMED
 from align.findings import WORST_ALONE
 from align.result.schema import Result
 from align.sentences import said
@@ -19,7 +20,11 @@ class Told(Protocol):
     """What a finding has, while a run works and in its result."""
 
     @property
+    def path(self) -> str: ...
+    @property
     def kind(self) -> str: ...
+    @property
+    def checkpoint(self) -> str | None: ...
     @property
     def side(self) -> str | None: ...
     @property
@@ -62,6 +67,12 @@ def begin_at(finding: Told) -> str:
         return ""
     entries = (finding.evidence.get("read") or {}).get(finding.side) or ()
     return str(next((one["place"] for one in entries if one.get("place")), ""))
+
+
+def about_experts(finding: Told) -> str:
+    """What the words for a kind have behind it where experts' rows are exchanged."""
+    of_rows = finding.path == "C" and str(finding.checkpoint).endswith(f".{SUMMED}")
+    return " experts" if of_rows else ""
 
 
 def is_worst_alone(finding: Told) -> bool:

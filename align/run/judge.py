@@ -107,7 +107,8 @@ def judge_tensors(
         copies = copies_of(traces)
         apart = ranks_apart(copies, compared, traces)
         located = explained(locate(compared, audits, differ, ledger, apart), compared, traces)
-        located = with_records(located, collectives or {})
+        groups = {side: int(getattr(trace, "groups", 1)) for side, trace in traces.items()}  # files have none
+        located = with_records(located, collectives or {}, groups)
     inputs = [one for one in located if one.path == "INPUT"]  # these explain everything
     findings = [*inputs, *affected, *(one for one in located if one.path != "INPUT"), *unaffected]
     notes = (*compared.notes, *information, *copies_unseen(copies), *sent_notes(traces))

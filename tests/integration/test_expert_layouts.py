@@ -15,11 +15,6 @@ from tests.integration.support import ENGINES, run_align
 
 pytestmark = pytest.mark.timeout(600)
 _USUAL_FAULTS = (("shared_twice", "reference"),)
-#: What is said of these is not right yet, and why.
-_MISSED = {
-    ("own_alone", "candidate"): "path, side, checkpoint and ranks are right; called a part of rank 1 that is left out, "
-    "for in lmdeploy's steps both ranks' rows lack it",
-}
 
 
 def run(directory: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
@@ -35,12 +30,8 @@ def conditions(directory: Path) -> dict[str, str]:
 
 
 def cases() -> list[Any]:
-    def marks(key: tuple[str, str]) -> list[pytest.MarkDecorator]:
-        missed = [pytest.mark.xfail(reason=_MISSED[key], strict=True)] if key in _MISSED else []
-        return missed if key in _USUAL_FAULTS else [pytest.mark.extended, *missed]
-
     return [
-        pytest.param(name, side, marks=marks((name, side)))
+        pytest.param(name, side, marks=[] if (name, side) in _USUAL_FAULTS else [pytest.mark.extended])
         for name in EXPERT_FAULTS
         for side in SIDES
         if ENGINES[side] in EXPERT_FAULTS[name].engines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -13,9 +13,11 @@ from align.checkpoints.table import Structure, parse
 from align.collectives import routed_sides
 from align.collectives.hypotheses import first_fit
 from align.collectives.routed_sides import wrong_side
+from align.sentences import text_of
 from align.trace.format import StepEntry
 from tests.unit.align.collectives.test_routed import (
     CHOSEN,
+    EACH,
     EXPERTS,
     HIDDEN,
     IDS,
@@ -24,6 +26,7 @@ from tests.unit.align.collectives.test_routed import (
     SHARES,
     WEIGHTS,
     X,
+    expert,
     result,
 )
 
@@ -35,6 +38,8 @@ STRUCTURE = Structure(
     tp=2, ep=2, experts=EXPERTS, topk=CHOSEN,
 )  # fmt: skip
 RIGHT = result()
+#: Ids of which rank 1's rows have rank 0's alone, as the few rows of a decode step often do.
+ELSEWHERE = torch.where((torch.arange(ROWS) >= HALF)[:, None], (IDS[:, :1] + torch.arange(CHOSEN)) % EACH, IDS)
 TWICE = result(share=lambda one: one * one)
 LOCAL = result(of=lambda one: one % (EXPERTS // 2))
 
@@ -48,6 +53,7 @@ class Recording:
     structure: Structure = STRUCTURE
     dtype: str = "bfloat16"
     ranks: tuple[int, ...] = (0, 1)
+    ids: Tensor = IDS
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -58,11 +64,27 @@ class Recording:
         return (StepEntry(0, "prefill", (RowSpan("r0", 0, ROWS),), experts={"parts": parts, "whole": ["moe.routed"]}),)
 
     def joined(self, step: int, name: str) -> Tensor:
-        weights = torch.zeros(ROWS, EXPERTS).scatter_(1, IDS, SHARES)
-        return {"mlp_norm": X, "topk_ids": IDS, "topk_weights": weights}[name.rpartition(".")[2]]
+        weights = torch.zeros(ROWS, EXPERTS).scatter_(1, self.ids, SHARES)
+        return {"mlp_norm": X, "topk_ids": self.ids, "topk_weights": weights}[name.rpartition(".")[2]]
 
     def tensor(self, rank: int, step: int, name: str) -> Tensor:
         return self.held[rank]
+
+
+@dataclass
+class Steps(Recording):
+    """Two prefills, the second one that of another recording."""
+
+    then: Recording = field(default_factory=lambda: Recording(both(RIGHT)))
+
+    def steps(self, rank: int) -> tuple[StepEntry, ...]:
+        return (*super().steps(rank), *(replace(one, step=1) for one in self.then.steps(rank)))
+
+    def joined(self, step: int, name: str) -> Tensor:
+        return self.then.joined(0, name) if step else super().joined(step, name)
+
+    def tensor(self, rank: int, step: int, name: str) -> Tensor:
+        return self.then.tensor(rank, 0, name) if step else super().tensor(rank, step, name)
 
 
 class Files:
@@ -91,6 +113,37 @@ def judged(recording: Recording) -> tuple[tuple[int, ...], str, tuple[int, ...]]
     fits = [fit for tried in found[2] if (fit := first_fit(tried)) is not None]
     assert fits
     return found[1], fits[0].name, fits[0].ranks
+
+
+def sentence(recording: Recording) -> str:
+    """What is said of the first wrong rows."""
+    found = wrong_side(NAME, {"candidate": recording})  # type: ignore[dict-item]
+    assert found is not None
+    fit = first_fit(found[2][0])
+    assert fit is not None
+    return text_of(fit.what)
+
+
+def own_alone(ids: Tensor, *ranks: int) -> Tensor:
+    """Rows that these ranks send have what their own experts made, all others what all did; by plain loops."""
+    found = torch.zeros(ROWS, HIDDEN)
+    for row in range(ROWS):
+        sender = row // HALF
+        for choice in range(CHOSEN):
+            number = int(ids[row, choice])
+            if sender not in ranks or number // EACH == sender:
+                found[row] += float(SHARES[row, choice]) * expert(number, X[row])
+    return found.bfloat16()
+
+
+def lacking(ids: Tensor, rank: int) -> Tensor:
+    """All rows without what one rank's experts make."""
+    found = torch.zeros(ROWS, HIDDEN)
+    for row, choice in ((row, choice) for row in range(ROWS) for choice in range(CHOSEN)):
+        number = int(ids[row, choice])
+        if number // EACH != rank:
+            found[row] += float(SHARES[row, choice]) * expert(number, X[row])
+    return found.bfloat16()
 
 
 def both(value: Tensor) -> dict[int, Tensor]:
@@ -126,6 +179,45 @@ def test_ranks_that_get_back_what_their_own_experts_made_lack_a_reduce() -> None
     first = (torch.arange(ROWS) < HALF)[:, None]
     assert judged(Recording(both(torch.where(first, parts[0], parts[1])))) == ((0, 1), "missing_reduce", (0,))
     assert judged(Recording(both(torch.where(first, parts[0], RIGHT)))) == ((0,), "missing_reduce", (0,))
+
+
+def test_rows_without_an_expert_of_their_own_rank_lack_a_reduce_too() -> None:
+    """Nothing is known of a part that no row has: rows of rank 1 come back empty, and need no part of rank 1."""
+    found = judged(Recording(both(own_alone(ELSEWHERE, 1)), ids=ELSEWHERE))
+    assert found == ((1,), "missing_reduce", (1,))
+    found = judged(Recording(both(own_alone(ELSEWHERE, 0, 1)), ids=ELSEWHERE))
+    assert found == ((0, 1), "missing_reduce", (0,))
+
+
+def test_what_is_said_of_a_missing_reduce_is_about_the_rows_that_lack_it() -> None:
+    told = sentence(Recording(both(own_alone(IDS, 0, 1))))
+    assert told.startswith("nothing that other ranks' experts made came back to the rows of rank 0: they have ")
+
+
+def test_a_part_that_nobody_has_is_left_out_whichever_rows_show_it() -> None:
+    """Where rank 0's rows alone need rank 1's part, that it is not there proves no reduce missing."""
+    unshown = Recording(both(lacking(ELSEWHERE, 1)), ids=ELSEWHERE)
+    assert judged(unshown) == ((0,), "collective", (1,))
+    assert "cannot tell whether it is left out everywhere" in sentence(unshown)
+    assert "cannot tell" not in sentence(Recording(both(lacking(IDS, 1))))
+    assert judged(Recording(both(lacking(ELSEWHERE, 0)), ids=ELSEWHERE)) == ((0, 1), "collective", (0,))
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "kind", "wrong"),
+    [
+        (own_alone(ELSEWHERE, 0), own_alone(IDS, 0), "missing_reduce", (0,)),
+        (own_alone(ELSEWHERE, 0), own_alone(IDS, 0, 1), "missing_reduce", (0, 1)),
+        (lacking(ELSEWHERE, 1), lacking(IDS, 1), "collective", (0, 1)),
+    ],
+)
+def test_another_step_shows_whether_a_part_is_left_out_everywhere(
+    first: Tensor, later: Tensor, kind: str, wrong: tuple[int, ...]
+) -> None:
+    """The first cannot: rank 0's rows lack rank 1's part, and rank 1's rows are right without it."""
+    assert torch.equal(own_alone(ELSEWHERE, 0), lacking(ELSEWHERE, 1))
+    found = judged(Steps(both(first), ids=ELSEWHERE, then=Recording(both(later))))
+    assert found is not None and found[:2] == (wrong, kind)
 
 
 def test_rows_that_the_ranks_exchanged_are_a_permutation_of_the_whole() -> None:

@@ -93,6 +93,28 @@ def test_the_next_step_begins_at_a_line(result: Result) -> None:
     assert "arguments, order, dtype and shape; begin at a.py:3 f." in render(result)
 
 
+@pytest.mark.parametrize(
+    ("kind", "checkpoint", "english", "chinese"),
+    [
+        ("permuted_rows", "layers.1.moe.routed", "sends rows to the experts", "把各行送往专家"),
+        ("missing_reduce", "layers.1.moe.routed", "what other ranks' experts made", "其他 rank 的专家结果"),
+        ("collective", "layers.1.moe.routed", "the exchange with the experts", "交给专家交换的内容"),
+        ("expert_map", "layers.1.moe.routed", "maps experts to ranks", "专家"),
+        ("permuted_rows", "layers.1.attn.o", "reads the buffer of the reduce", "归约"),
+    ],
+)
+def test_next_is_the_exchange_where_experts_rows_are_exchanged(
+    result: Result, kind: str, checkpoint: str, english: str, chinese: str
+) -> None:
+    changes = {"path": "C", "kind": kind, "checkpoint": checkpoint}
+    told = result.model_copy(update={"findings": [result.findings[0].model_copy(update=changes)]})
+    for language, words, other in (("en", english, "reduce at"), ("zh", chinese, "归约的缓冲")):
+        following = [line for line in render(told, language).splitlines() if line.startswith(("Next:", "下一步："))]
+        assert words in following[0]
+        assert checkpoint.endswith("attn.o") or other not in following[0]
+        assert "a.py:3 f" in following[0]
+
+
 def test_what_an_earlier_version_wrote_is_quoted(result: Result) -> None:
     first = result.findings[0]
     evidence = {key: value for key, value in first.evidence.items() if key != "sentence"}
