@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from align.compare.rows import Recorded
 from align.findings import Finding
@@ -12,11 +12,15 @@ from align.findings import Finding
 #: Name of the workers' observation, see :mod:`adapters.probe.parallel_code`.
 FACT = "parallel_code"
 _WHAT = "distributed code"
+#: Functions and files of mixtures of experts; engines load them whether a model has experts or not.
+_EXPERTS = re.compile(r"moe|expert", re.IGNORECASE)
+#: What such a finding is about: no place but one of experts is where to begin.
+_OF_EXPERTS = ("expert_map", "combine_weights")
 
 
 def with_parallel_code(findings: Sequence[Finding], traces: Mapping[str, Recorded]) -> list[Finding]:
     """The findings; those of path C have more to read in ``evidence["read"]``, of the accused side or of both."""
-    places = {side: _places(trace.manifest) for side, trace in traces.items()}
+    places = {side: _places(trace) for side, trace in traces.items()}
     return [_with_places(one, places) if one.path == "C" else one for one in findings]
 
 
@@ -25,11 +29,17 @@ def _with_places(finding: Finding, places: Mapping[str, list[str]]) -> Finding:
         side: list(entries) for side, entries in (finding.evidence.get("read") or {}).items()
     }
     for side, found in places.items():
+        if finding.kind in _OF_EXPERTS:
+            found = [place for place in found if _EXPERTS.search(place)]
         if found and finding.side in (side, None):
             read[side] = [*read.get(side, []), *({"what": _WHAT, "place": place} for place in found)]
     return replace(finding, evidence={**finding.evidence, "read": read}) if read else finding
 
 
-def _places(manifest: Mapping[str, Any]) -> list[str]:
-    found = [one for one in manifest.get("observations", ()) if one.get("name") == FACT and one.get("value")]
-    return [str(place) for place in found[-1]["value"]] if found else []
+def _places(trace: Recorded) -> list[str]:
+    """Of a model without experts none of experts: nothing of them runs there."""
+    told = trace.manifest.get("observations", ())
+    found = [one for one in told if one.get("name") == FACT and one.get("value")]
+    places = [str(place) for place in found[-1]["value"]] if found else []
+    dense = trace.structure is not None and not trace.structure.experts
+    return [place for place in places if not (dense and _EXPERTS.search(place))]
