@@ -14,8 +14,8 @@ from align.result.schema import Result
 from align.sentences import said, text_of
 from tests.unit.align.result import made
 
-EPS = {"condition": "norm_eps", "requested": 1e-6, "observed": [1e-6, 0.5], "where": "eps"}
-SET = {"conditions": [EPS], "places": ["model.layers.1.input_layernorm"]}
+EPS: dict[str, Any] = {"condition": "norm_eps", "requested": 1e-6, "observed": [1e-6, 0.5], "where": "eps"}
+SET: dict[str, Any] = {"conditions": [EPS], "places": ["model.layers.1.input_layernorm"]}
 
 
 @pytest.fixture(scope="module")
