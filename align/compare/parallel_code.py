@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from align.collectives.begin import place_of, way_of
 from align.compare.rows import Recorded
@@ -14,11 +14,13 @@ from align.findings import Finding
 FACT = "parallel_code"
 _WHAT = "distributed code"
 _EXCHANGE = "exchange of experts' rows"
+#: Functions and files of mixtures of experts; engines load them whether a model has experts or not.
+_EXPERTS = re.compile(r"moe|expert", re.IGNORECASE)
 
 
 def with_parallel_code(findings: Sequence[Finding], traces: Mapping[str, Recorded]) -> list[Finding]:
     """The findings; those of path C have more to read in ``evidence["read"]``, of the accused side or of both."""
-    places = {side: _places(trace.manifest) for side, trace in traces.items()}
+    places = {side: _places(trace) for side, trace in traces.items()}
     return [_with_places(one, places) if one.path == "C" else one for one in findings]
 
 
@@ -44,6 +46,10 @@ def _about(finding: Finding, places: Sequence[str]) -> list[str]:
     return [one for one in places if any(operation in one.rpartition(" ")[2] for operation in way.operations)]
 
 
-def _places(manifest: Mapping[str, Any]) -> list[str]:
-    found = [one for one in manifest.get("observations", ()) if one.get("name") == FACT and one.get("value")]
-    return [str(place) for place in found[-1]["value"]] if found else []
+def _places(trace: Recorded) -> list[str]:
+    """Of a model without experts none of experts: nothing of them runs there."""
+    told = trace.manifest.get("observations", ())
+    found = [one for one in told if one.get("name") == FACT and one.get("value")]
+    places = [str(place) for place in found[-1]["value"]] if found else []
+    dense = trace.structure is not None and not trace.structure.experts
+    return [place for place in places if not (dense and _EXPERTS.search(place))]

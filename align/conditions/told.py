@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from align import sentences
 from align.checkpoints.table import Structure, kinds, parse
@@ -33,9 +34,20 @@ _SANDWICH = {
 }
 
 
+class Accusing(Protocol):
+    """What a finding has, while a run works and in its result."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def side(self) -> str | None: ...
+    @property
+    def checkpoint(self) -> str | None: ...
+
+
 def configuration_findings(conditions: Iterable[Condition], structure: Structure | None = None) -> list[Finding]:
     """One finding for each side and operator, with all that says so; the structure tells what norms are called."""
-    norms = _SANDWICH if structure is not None and "sandwich" in structure.tags else _NORMS
+    norms = _norms(structure)
     told = {row.name: row.told for row in TABLE if row.told is not None}
     groups: dict[tuple[str, tuple[str, str]], list[Condition]] = {}
     for condition in conditions:
@@ -96,20 +108,29 @@ def with_configuration(
     """All findings: that of a configuration behind the first one of an operator that it explains, else in front."""
     found = list(findings)
     for one in configuration_findings(conditions, structure):
-        place = next((at + 1 for at, other in enumerate(found) if _explains(one, other)), None)
+        place = next((at + 1 for at, other in enumerate(found) if explains(one.checkpoint, one.side, other)), None)
         if place is None:
             place = sum(other.path == "INPUT" for other in found)
         found.insert(place, one)
     return tuple(found)
 
 
-def _explains(configuration: Finding, other: Finding) -> bool:
-    """Whether an operator's finding is of the kind of operator that a configuration is about, on the same side."""
-    if other.kind != "operator" or other.side != configuration.side or other.checkpoint is None:
+def checkpoint_of(condition: str, places: Sequence[str], structure: Structure | None = None) -> str | None:
+    """The checkpoint of the first module that does not meet a condition; ``None`` of one that is about no operator."""
+    kind = next((row.told[1] for row in TABLE if row.name == condition and row.told is not None), None)
+    return None if kind is None else _checkpoint_of(places, kind, _norms(structure))
+
+
+def explains(checkpoint: str | None, side: str | None, other: Accusing) -> bool:
+    """Whether an operator's finding is of the kind of operator to which a checkpoint belongs, on the same side."""
+    if other.kind != "operator" or other.side != side or checkpoint is None or other.checkpoint is None:
         return False
-    assert configuration.checkpoint is not None
     try:
-        mine, its = parse(configuration.checkpoint).kind, parse(other.checkpoint).kind
+        mine, its = parse(checkpoint).kind, parse(other.checkpoint).kind
     except ValueError:
         return False
     return mine.operators[0] == its.operators[0]
+
+
+def _norms(structure: Structure | None) -> Mapping[str, str]:
+    return _SANDWICH if structure is not None and "sandwich" in structure.tags else _NORMS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -44,9 +44,10 @@ class Knowledge:
     entries: Mapping[str, Entry]
     groups: Mapping[str, FileGroup]
 
-    def files(self, entry: Entry) -> tuple[str, ...]:
-        """What to read for an entry, each file once."""
-        return tuple(dict.fromkeys(file for name in entry.read for file in self.groups[name].files))
+    def files(self, entry: Entry, lacks: Collection[str] = ()) -> tuple[str, ...]:
+        """What to read for an entry, each file once; nothing that is there for what the model ``lacks`` alone."""
+        groups = (self.groups[name] for name in entry.read)
+        return tuple(dict.fromkeys(file for one in groups if one.needs not in lacks for file in one.files))
 
     def of_path(self, path: str) -> tuple[Entry, ...]:
         """Entries that name a path, those that name it first before the others."""

@@ -63,8 +63,10 @@ class FileGroup(_Strict):
     Attributes:
         what: what they hold.
         files: paths in the installed packages; ``<vendor>`` is ascend, camb or maca, a trailing ``/`` marks a folder.
+        needs: what a model must have for them to be its code; ``None`` for every model.
     """
 
+    needs: Literal["experts"] | None = None
     what: Text
     files: Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 

@@ -29,6 +29,12 @@ def nothing_compared(result: Result) -> bool:
     return result.tokens is None and result.tensors is None
 
 
+def lacks(result: Result) -> tuple[str, ...]:
+    """What the model is known not to have: ``experts``, where its checkpoints were compared and none is of them."""
+    cells = [] if result.tensors is None else result.tensors.cells
+    return ("experts",) if cells and not any(one.kind.startswith("moe.") for one in cells) else ()
+
+
 def symptom(result: Result) -> list[Claim]:
     """What it looks like, where the seeds' tables would look, and where it was found."""
     seen = result.symptom

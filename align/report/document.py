@@ -16,7 +16,7 @@ from align.compare.calls import own_shape
 from align.errors import UserError
 from align.findings import PATHS
 from align.knowledge import PATHS_ZH, Entry, Text, knowledge
-from align.report import again, arguments, blocks, checklists, claims, indices, ladder, paired, reach
+from align.report import again, arguments, blocks, checklists, claims, ending, indices, ladder, paired, reach
 from align.report.markdown import Markdown, escape, fence
 from align.report.words import LANGUAGES, TEMPLATES, Words, words_of
 from align.result.parts import Condition, Fact, Finding, WalkStep
@@ -136,13 +136,21 @@ class View:
         result = self._result
         unknown = self._words("lead.unknown")
         names = {**result.environment.traces, **result.engines}
+        failed = ending.lead_of(result)
+        side = ending.failed_side(result) or (result.findings[0].side if result.findings else None)
         return self.say(
-            f"lead.{result.verdict}",
+            failed or f"lead.{result.verdict}",
+            side=self.word("side", side or "both"),
+            engine=names.get(side or "", unknown),
             candidate=names.get("candidate", unknown),
             reference=names.get("reference", unknown),
             model=unknown if result.case is None else result.case.model,
             findings=len(result.findings),
         )
+
+    def verdict_word(self) -> str:
+        """The verdict, or that an engine failed."""
+        return self.word("verdict", ending.word_of(self._result))
 
     def measures(self) -> Markdown:
         """What a side alone ran with; empty if nothing."""
@@ -224,7 +232,8 @@ class View:
         return text.of("en" if self._words.language == "en" else "zh")
 
     def files(self, entry: Entry) -> list[str]:
-        return list(knowledge().files(entry))
+        """Of a model that is known to have no experts, none of theirs."""
+        return list(knowledge().files(entry, claims.lacks(self._result)))
 
     def cause(self, finding: Finding) -> Markdown:
         return self._told("cause", finding) or self.say(
@@ -340,7 +349,7 @@ class View:
             found = [str(one) for one in getattr(finding, f"{label}s")]
             if found:
                 words = self._words(f"label.{label}{'' if len(found) == 1 else 's'}")
-                parts.append(Markdown(f"{words} {escape(self._names(found))}"))
+                parts.append(Markdown(f"{words} {escape(self._list.join(reach.cut(found, claims.LISTED)))}"))
         return Markdown(self._comma.join(parts))
 
     def place_label(self, finding: Finding) -> str:

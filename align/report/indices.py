@@ -3,7 +3,7 @@ read it first. Its tables are in :mod:`align.report.blocks`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from align.report.markdown import Markdown, code
@@ -73,7 +73,7 @@ def _lines(finding: Finding, say: Say) -> Iterator[Claim]:
         yield "indices.amount", {"amount": _amount(scope, say)}
         label = "label.rank" if len(scope["ranks"]) == 1 else "label.ranks"
         ranks = f"{say(label)} {say('label.list').join(cut(scope['ranks'], _LISTED))}"
-        yield "indices.scope", {"steps": _steps(scope["steps"]), "layers": _layers(scope, say), "ranks": ranks}
+        yield "indices.scope", {"steps": cut(scope["steps"], _LISTED), "layers": _layers(scope, say), "ranks": ranks}
     if evidence.get("further_total"):
         named = [_other(one, say) for one in evidence["further"][:_LISTED]]
         yield "indices.others", {"count": evidence["further_total"], "names": _joined(named, say)}
@@ -102,12 +102,6 @@ def _layers(scope: Mapping[str, Any], say: Say) -> Markdown:
     if total and len(found) == total > 1:
         return say("indices.all_layers", total=total)
     return say("indices.layers", layers=cut(found, _LISTED))
-
-
-def _steps(found: Sequence[int]) -> list[str]:
-    """Numbers, or from where to where if none between them is left out."""
-    whole = len(found) > 2 and found[-1] - found[0] == len(found) - 1
-    return [f"{found[0]}–{found[-1]}"] if whole else cut(found, _LISTED)
 
 
 def _whose(evidence: Mapping[str, Any]) -> Iterator[Claim]:

@@ -95,6 +95,12 @@ def lines(result: Result) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "ladder.note", {"what": note}
 
 
+def introduced(result: Result) -> Said | None:
+    """Which dimension introduces the fault, if a ladder says it."""
+    conclusion = None if result.ladder is None else result.ladder.conclusion
+    return None if conclusion is None or conclusion.dimension is None else conclusion.told or raw(conclusion.sentence)
+
+
 def rows(result: Result) -> Iterator[dict[str, Any]]:
     """The rungs for the report's table: ``layout``, ``verdict``, ``what`` as a sentence, ``directory``."""
     ladder = result.ladder

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from align.report import again, arguments, blocks, claims, indices, ladder, page_rest, paired, reach
+from align.report import again, arguments, blocks, cause, claims, ending, indices, ladder, page_rest, paired, reach
 from align.report.document import FINDINGS, View
 from align.report.page_first import believed_of, sentence_of, tiles_of
 from align.report.page_map import drift_of, map_of, sites_of
@@ -21,6 +21,8 @@ from align.result.schema import Result
 
 #: Words that the page's own script shows.
 SCRIPT_WORDS = "page_script"
+#: Reasons of the verdict on the first screen; the others are folded.
+REASONS = 2
 
 
 def page_of(result: Result, lang: str = "en") -> dict[str, Any]:
@@ -37,17 +39,22 @@ def page_of(result: Result, lang: str = "en") -> dict[str, Any]:
     found = map_of(result, plain, lang)
     return {
         "lang": "zh-CN" if lang == "zh" else lang,
-        "title": words("page.title", verdict=words.word("verdict", result.verdict), model=_model(result, view)),
+        "title": words("page.title", verdict=view.verdict_word(), model=_model(result, view)),
         "verdict": result.verdict,
-        "verdict_word": words.word("verdict", result.verdict),
-        "lead": view.lead(),
+        "verdict_word": view.verdict_word(),
+        "about": _about(result, view),
         "sentence": sentence_of(result, view),
+        "joined": view.told(joined) if (joined := cause.cause_of(result)) is not None else "",
+        "whole": view.say("page.whole", scope=whole) if (whole := reach.whole(result)) is not None else "",
+        "introduced": view.told(introduced) if (introduced := ladder.introduced(result)) is not None else "",
         "reason": view.say("lead.reason", reason=view.reason()) if result.reason else "",
         "measures": view.measures(),
         "remarks": [view.say("lead.remark", remark=view.quoted(one)) for one in result.remarks],
         "simulated": view.say("lead.simulated") if result.simulated and not claims.nothing_compared(result) else "",
         "next": view.next_step() if result.next or result.findings else "",
         "tiles": tiles_of(result, view, lang),
+        "shown": REASONS,
+        "failed": ending.failed_side(result) is not None and bool(result.reason),
         "believed": believed_of(result, view, lang),
         "findings": [_finding(result, view, one, at) for at, one in enumerate(result.findings[:FINDINGS])],
         "more_findings": max(0, len(result.findings) - FINDINGS),
@@ -118,6 +125,15 @@ def data_of(page: Mapping[str, Any]) -> dict[str, Any]:
 
 def _model(result: Result, view: View) -> str:
     return view.say("lead.unknown") if result.case is None else result.case.model
+
+
+def _about(result: Result, view: View) -> str:
+    """What was compared, in short; the heading has the verdict."""
+    if not result.findings:
+        return view.lead()
+    unknown = view.say("lead.unknown")
+    names = {side: result.engines.get(side, unknown) for side in ("candidate", "reference")}
+    return view.say("page.about", **names, model=_model(result, view), findings=len(result.findings))
 
 
 def _claims(view: View, found: Any) -> list[str]:

@@ -8,12 +8,13 @@ from typing import Any
 from align.compare.coverage import percent_text
 from align.findings import PATHS
 from align.knowledge import PATHS_ZH
-from align.report import claims, indices
+from align.report import claims, ending, indices
+from align.report.cause import failure_said
 from align.report.document import View
 from align.report.markdown import Markdown, escape
 from align.result.parts import Finding
 from align.result.schema import Result
-from align.sentences import raw
+from align.sentences import said
 
 
 def sentence_of(result: Result, view: View) -> str:
@@ -25,6 +26,12 @@ def sentence_of(result: Result, view: View) -> str:
     if not result.findings:
         return view.reason() if result.reason else ""
     first = result.findings[0]
+    failed = ending.failed_side(result)
+    if failed is not None and result.reason:
+        return view.say("page.sentence_failed", what=view.told(failure_said(result, _engine(result, view, failed))))
+    if ending.not_finite(result):
+        about = {"side": _engine(result, view, first.side), "checkpoint": first.checkpoint or "-"}
+        return view.say("page.sentence_not_finite", **about)
     if first.side is None:
         key = "page.sentence_two" if first.checkpoint else "page.sentence_unlocated"
     else:
@@ -61,7 +68,7 @@ def tiles_of(result: Result, view: View, lang: str) -> list[dict[str, str]]:
     note, kind = "", _kind(view, first)
     if result.diagnosis is not None and result.diagnosis.fits and result.diagnosis.checkpoint == first.checkpoint:
         fit = result.diagnosis.fits[0]
-        kind, note = fit.sentence[lang].rstrip(".。"), view.told(fit.told or raw(fit.text))
+        kind = fit.sentence[lang].rstrip(".。")
     elif indices.is_fault(first):
         note = escape(first.evidence["fault"])
     elif first.evidence.get("rule"):
@@ -82,11 +89,18 @@ def tiles_of(result: Result, view: View, lang: str) -> list[dict[str, str]]:
         },
         {
             "label": view.say("page.tile_origin"),
-            "value": escape(first.checkpoint or view.say("label.not_known")),
-            "note": Markdown(f"{view.phase_of(first)}") if first.checkpoint else places,
+            "value": escape(first.checkpoint or _layer(view, first)),
+            "note": Markdown(f"{view.phase_of(first)}") if first.checkpoint or first.layer is not None else places,
         },
         {"label": view.say("page.tile_kind"), "value": escape(kind), "note": note},
     ]
+
+
+def _layer(view: View, finding: Finding) -> Markdown:
+    """The layer of a finding without a checkpoint, as one of arguments has it."""
+    if finding.layer is None:
+        return view.say("label.not_known")
+    return view.told(said("reach.layer", parts=[str(finding.layer)]))
 
 
 def _clean(result: Result, view: View) -> list[dict[str, str]]:
@@ -152,7 +166,7 @@ def believed_of(result: Result, view: View, lang: str) -> list[dict[str, Any]]:
             add("for", view.evidence(first))
         inputs = first.evidence.get("inputs_state")
         if inputs in ("equal", "within"):
-            add("for", view.say("page.believe_inputs", state=view.word("tensor", str(inputs))))
+            add("for", view.say("page.believe_inputs", state=view.word("page_script", f"inputs_{inputs}")))
         if first.evidence.get("likely"):
             add("for", view.say("label.likely", what=view.told(first.evidence["likely"])))
         oracle = result.diagnosis
@@ -161,6 +175,8 @@ def believed_of(result: Result, view: View, lang: str) -> list[dict[str, Any]]:
             state = "for" if oracle.side is not None and oracle.side == first.side else "open"
             told = _walked(view, claims.walked(result, lang), "oracle")
             add(state if "not observable" not in judged else "open", told)
+            if oracle.fits:
+                add("for", _walked(view, claims.walked(result, lang), "fault"))
         for transplant in result.transplants:
             state = {"confirmed": "for", "refuted": "against"}.get(str(transplant.get("verdict")), "open")
             add(

@@ -41,6 +41,7 @@ CODE = ["base.py:180 Base.all_reduce", "base.py:184 Base.all_gather", "npu.py:40
 
 
 class Told:
+    structure = None
     manifest: dict[str, Any] = {"observations": [{"name": "parallel_code", "value": CODE, "where": "x"}]}  # noqa: RUF012
 
 

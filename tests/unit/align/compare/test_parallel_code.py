@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,11 @@ from align.findings import Finding
 
 
 class Told:
-    def __init__(self, *places: str) -> None:
+    structure: Any = None
+
+    def __init__(self, *places: str, experts: int | None = None) -> None:
+        if experts is not None:
+            self.structure = SimpleNamespace(experts=experts)
         self.manifest: dict[str, Any] = {
             "observations": [{"name": "parallel_code", "value": list(places), "where": "x"}]
         }
@@ -33,3 +38,20 @@ def test_others_and_recordings_without_it_are_left_alone() -> None:
     other = Finding("B", "operator", "candidate")
     reference = Finding("C", "collective", "reference")
     assert with_parallel_code([other, reference], traces) == [other, reference]
+
+
+EXPERTS, SUMS = "device/ascend.py:238 AscendMoEForwardDPTP.reduce_scatter", "linear.py:22 DlinferLinearImpl.forward"
+
+
+@pytest.mark.parametrize(
+    ("kind", "experts", "places"),
+    [
+        ("missing_reduce", 0, [SUMS]),
+        ("missing_reduce", 8, [EXPERTS, SUMS]),
+        ("missing_reduce", None, [EXPERTS, SUMS]),
+    ],
+)
+def test_a_dense_model_has_no_code_of_experts_to_read(kind: str, experts: int | None, places: list[str]) -> None:
+    traces: Any = {"candidate": Told(EXPERTS, SUMS, experts=experts)}
+    (found,) = with_parallel_code([Finding("C", kind, "candidate")], traces)
+    assert [one["place"] for one in found.evidence["read"]["candidate"]] == places

@@ -323,3 +323,13 @@ def test_every_group_of_files_is_used_and_every_part_is_read(tmp_path: Path) -> 
     (tmp_path / PARTS[1]).unlink()
     with pytest.raises(FileNotFoundError):
         load(tmp_path)
+
+
+def test_a_model_without_experts_has_none_of_their_files_to_read() -> None:
+    known = knowledge()
+    entry = known.entries["ladder"]
+    theirs = {file for name in entry.read if known.groups[name].needs == "experts" for file in known.groups[name].files}
+    assert "vllm_ascend/ops/fused_moe/" in theirs and theirs <= set(known.files(entry))
+    left = known.files(entry, ("experts",))
+    assert left == tuple(file for file in known.groups["parallel"].files)
+    assert known.files(known.entries["expert_map"], ("experts",)) == ()
