@@ -16,7 +16,7 @@ from envs.home import REPOSITORY
 #: Function that takes a finding's kind from a variable → the kinds it can be given. A new one needs a line here.
 VARIABLE = {
     "align/compare/locate.py:_input_finding": (TOKEN_IDS, POSITIONS),
-    "align/collectives/explain.py:told_by": tuple(NEXT),
+    "align/collectives/explain.py:told_by": tuple(dict.fromkeys(key.partition(" ")[0] for key in NEXT)),
     "align/drill/executor.py:refused": (TOKEN_IDS,),
 }
 #: Kinds of the table that are no findings: what ends a run with exit code 2, and what several runs say together.
