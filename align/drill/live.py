@@ -11,7 +11,7 @@ from pathlib import Path
 from adapters.base import EngineSpec
 from adapters.host import Launched
 from align.case.schema import Case
-from align.errors import SideError
+from align.errors import SideError, UserError
 from align.models.info import ModelInfo
 from align.run.plan import SideExtras
 from align.run.session import Session, Watcher
@@ -127,7 +127,9 @@ class TrialSession(Session):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
+        # A run that is refused, because of a condition say, leaves engines that wait for the next one.
+        refused = kind is not None and issubclass(kind, UserError) and not issubclass(kind, SideError)
+        if kind is not None and not refused:
             self._abort.set()
             self._pair.broken = True
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -9,7 +9,7 @@ import pytest
 
 from adapters.base import SIDES, Observation
 from align.drill.live import LivePair
-from align.errors import SideError
+from align.errors import SideError, UserError
 from align.run import session as session_module
 from align.run.plan import SideExtras
 from envs.profiles import Interpreter
@@ -128,6 +128,28 @@ def test_a_side_that_fails_ends_the_pair(
         assert up.broken
     assert "candidate close" not in log, "nothing is asked of it any more"
     assert log[-1] == "hosts close"
+
+
+@pytest.mark.parametrize(
+    ("error", "broken"),
+    [
+        (UserError("refused", "allow it"), False),
+        (SideError("candidate", "gone", "look"), True),
+        (ValueError("a defect"), True),
+    ],
+)
+def test_a_run_that_is_refused_leaves_the_engines_up(
+    error: Exception, broken: bool, log: list[str], tmp_path: Path
+) -> None:
+    with pair(tmp_path) as up:
+        with pytest.raises(type(error)), up.trial(fakes.case(), {}, Heard()):
+            raise error
+        assert up.broken == broken
+        if not broken:
+            with up.trial(fakes.case(), {}, Heard()) as trial:
+                trial.launch()
+                trial.generate()
+            assert trial.outcome.sides["reference"].free == fakes.result(r0=(5,))
 
 
 def test_engines_that_do_not_start_are_told(log: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
