@@ -54,6 +54,8 @@ def findings(
     for wrong in ordered:
         if recorded is None or recorded in wrong.runs:
             groups.setdefault(wrong.kind, []).append(wrong)
+    for group in groups.values():  # what an earlier run left may show in it as well: its own fault tells more
+        group.sort(key=lambda one: recorded is not None and one.run != recorded)
     here = len(groups)
     runs: dict[str, set[int]] = {}
     for wrong in ordered:

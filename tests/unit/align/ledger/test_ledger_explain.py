@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -193,3 +194,16 @@ def test_what_shows_is_counted_with_its_unit() -> None:
 
 def test_nothing_wrong_is_nothing_found() -> None:
     assert findings(()) == []
+
+
+def test_a_kind_is_told_by_the_recorded_run_although_an_earlier_ones_shows_in_it_too() -> None:
+    """What run 1 left in the cache is found in run 2 again, which has the same fault itself."""
+    engine = ran(next(case for case in CASES if case.name == "F01"))
+    (own,) = audit(engine.records, engine.tokens).wrongs
+    earlier, own = replace(own, run=1, runs=(1, 2), step=0), replace(own, run=2, runs=(2,))
+    (finding,) = findings([earlier, own], "candidate", recorded=2)
+    assert (finding.evidence["run"], finding.step, finding.evidence["elsewhere"]) == (2, own.step, False)
+    (finding,) = findings([earlier], "candidate", recorded=2)
+    assert finding.evidence["run"] == 1 and finding.evidence["elsewhere"] is False
+    (finding,) = findings([earlier, own], "candidate")
+    assert finding.evidence["run"] == 1, "the first in time"
