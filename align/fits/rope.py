@@ -17,7 +17,14 @@ from align.fits.fit import Proposal
 from align.fits.measured import LISTED, Measured
 from align.fits.operators import proposal
 from align.fits.rotation import WIDE, Rotation
-from align.fits.spectrum import best_positions, fit_base, fit_stretch, frequency_errors, phases
+from align.fits.spectrum import (
+    best_positions,
+    fit_base,
+    fit_stretch,
+    frequency_errors,
+    part_of_a_position,
+    phases,
+)
 from align.sentences import Said, said
 
 Tensor = torch.Tensor
@@ -25,6 +32,8 @@ Tensor = torch.Tensor
 BASES = (1e4, 1e6, 5e5, 1e5, 5e6, 1e7, 8e6, 1.5e5, 5e4, 2e4, 4e4)
 #: One position has an angle for any frequency; more of them tell whether it grows evenly.
 _FEWEST = 3
+#: Part of a position that is told; less is a matter of rounding.
+_LEAST = 1e-3
 #: Factors of linear scaling.
 STRETCHES = (2.0, 4.0, 8.0, 16.0, 32.0, 3.0, 0.5, 0.25, 0.125, 1 / 16, 1 / 32, 1 / 3)
 
@@ -170,7 +179,7 @@ def _stretches(measured: Measured, rotation: Rotation, x: Tensor, seen: Tensor) 
 
 
 def _positions(measured: Measured, rotation: Rotation, x: Tensor, seen: Tensor) -> Iterator[Proposal]:
-    """Other positions: moved by a constant, ended at the table's length, or each its own."""
+    """Other positions: moved by a constant, whole or in part, ended at the table's length, or each its own."""
     case = measured.case
     positions = case.positions
     wrong = measured.null.tokens
@@ -183,6 +192,9 @@ def _positions(measured: Measured, rotation: Rotation, x: Tensor, seen: Tensor) 
     tried: list[tuple[Said, Tensor, dict[str, Any], int]] = []
     if shift:
         tried.append((said("fit.positions_moved", shift=shift), positions + shift, {"offset": shift}, 1))
+    elif abs(part := part_of_a_position(seen[wrong], rotation.inverse)) > _LEAST:
+        moved_by_part = torch.where(wrong, positions + part, positions.to(WIDE))
+        tried.append((said("fit.positions_part", part=part), moved_by_part, {"offset": part}, 1))
     if end < int(positions.max()):
         words = said("fit.positions_end", end=end)
         tried.append((words, positions.clamp_max(end), {"end": end}, 1))

@@ -98,3 +98,13 @@ def best_positions(seen: Tensor, positions: Tensor, inverse: Tensor) -> Tensor:
     own = torch.polar(torch.ones_like(seen.real), positions.to(WIDE)[:, None] * inverse[None, :])
     turned = seen * own
     return torch.cat([(part @ table).real.argmax(1) for part in turned.split(256)])
+
+
+def part_of_a_position(seen: Tensor, inverse: Tensor) -> float:
+    """By which part of a position, between -1 and 1, all rows are turned too far: one angle for each frequency."""
+
+    def cost(moved: float) -> float:
+        turn = torch.polar(torch.ones_like(inverse), -moved * inverse)
+        return -float((seen * turn[None, :]).real.sum())
+
+    return minimise(cost, [step / 32 for step in range(-32, 33)])[0]

@@ -102,6 +102,13 @@ def test_positions_are_moved(offset: int) -> None:
     )
 
 
+@pytest.mark.parametrize("part", [0.25, -0.4, 0.02])
+def test_positions_are_moved_by_a_part(part: float) -> None:
+    """Position 0 is wrong as well, and no error grows: no other frequency or base does that."""
+    kind, told = only(s.rope_case(turned(SHORT + part, inverse()), SHORT))
+    assert kind == "rope_positions" and told["offset"] == pytest.approx(part, abs=2e-3)
+
+
 def test_the_table_is_too_short() -> None:
     assert only(s.rope_case(turned(SHORT.clamp_max(48), inverse()), SHORT)) == ("rope_positions", {"end": 48})
 
