@@ -14,7 +14,7 @@ from align.report.document import View
 from align.report.markdown import Markdown, escape
 from align.result.parts import Finding
 from align.result.schema import Result
-from align.sentences import said
+from align.sentences import raw, said
 
 
 def sentence_of(result: Result, view: View) -> str:
@@ -69,6 +69,8 @@ def tiles_of(result: Result, view: View, lang: str) -> list[dict[str, str]]:
     if result.diagnosis is not None and result.diagnosis.fits and result.diagnosis.checkpoint == first.checkpoint:
         fit = result.diagnosis.fits[0]
         kind = fit.sentence[lang].rstrip(".。")
+        if fit.explains and fit.free <= 1:  # the one number to look for in the code
+            note = view.told(fit.told or raw(fit.text))
     elif indices.is_fault(first):
         note = escape(first.evidence["fault"])
     elif first.evidence.get("rule"):
