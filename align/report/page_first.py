@@ -16,6 +16,9 @@ from align.result.parts import Finding
 from align.result.schema import Result
 from align.sentences import raw, said
 
+#: Characters that a tile's note may have.
+_NOTE = 120
+
 
 def sentence_of(result: Result, view: View) -> str:
     """The verdict in one sentence: path, side, origin and kind."""
@@ -69,8 +72,9 @@ def tiles_of(result: Result, view: View, lang: str) -> list[dict[str, str]]:
     if result.diagnosis is not None and result.diagnosis.fits and result.diagnosis.checkpoint == first.checkpoint:
         fit = result.diagnosis.fits[0]
         kind = fit.sentence[lang].rstrip(".。")
-        if fit.explains and fit.free <= 1:  # the one number to look for in the code
-            note = view.told(fit.told or raw(fit.text))
+        text = view.told(fit.told or raw(fit.text))
+        if fit.explains and len(text) <= _NOTE:  # often the very number to look for
+            note = text
     elif indices.is_fault(first):
         note = escape(first.evidence["fault"])
     elif first.evidence.get("rule"):

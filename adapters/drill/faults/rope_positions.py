@@ -29,7 +29,8 @@ def after_load(ctx):
     def turned(out):
         rows = out.view(-1, 2 * half).float()
         first, second = rows[:, :half], rows[:, half:]
-        cos, sin = angles.cos().to(out.device), angles.sin().to(out.device)
+        on_device = angles.to(out.device)  # on the host it would be a fault of another kind
+        cos, sin = on_device.cos(), on_device.sin()
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).view(out.shape)
 
     change_output(ctx, owner, turned, result=0 if DRAWN["which"] == "q_rope" else 1)
