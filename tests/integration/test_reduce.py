@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from align.drill.library import FOLDER
-from tests.integration.support import align_environment, run_align
+from tests.integration.support import align_command, align_environment, run_align
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(2400)]
 #: Requests, and the tokens that each generates.
@@ -36,11 +37,14 @@ def test_a_batch_of_eight_becomes_two_requests_and_three_steps(tmp_path: Path) -
     steps = [one.get("max_new_tokens") or case["decoding"]["max_new_tokens"] for one in case["requests"]]
     assert len(case["requests"]) <= 2 and max(steps) <= 3, case["requests"]
 
+    command = tmp_path / "align"
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(align_command())} "$@"\n')
+    command.chmod(0o755)
     again = subprocess.run(
-        ["sh", str(small / "reproduce.sh")], env=align_environment(), cwd=tmp_path, capture_output=True, text=True,
-        timeout=300,
+        ["sh", str(small / "reproduce.sh"), "--quiet", "--out", str(tmp_path / "again")],
+        env=align_environment(ALIGN=str(command)), capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert again.returncode == 1, again.stdout + again.stderr
-    shown = json.loads((small / "run" / "result.json").read_text())["findings"][0]
+    shown = json.loads((tmp_path / "again" / "result.json").read_text())["findings"][0]
     for name in ("path", "kind", "side", "checkpoint"):
         assert shown[name] == first[name], name
