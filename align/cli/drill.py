@@ -39,6 +39,7 @@ from align.drill.settings import Setting
 from align.drill.sweep import limits, next_of
 from align.drill.trials import Trial, plan, quick, sweeps
 from align.errors import EXIT_ALIGNED, EXIT_DIVERGED, UserError
+from align.layout import Layout
 from align.models.info import ModelInfo
 from align.models.resolve import resolve_model
 from align.run.directory import RunDirectory, disk_error
@@ -88,7 +89,7 @@ def execute(settings: DrillSettings) -> int:
     console = screen(settings.quiet, settings.json)
     infos = lru_cache(maxsize=None)(partial(resolve_model, say=console.say))
     info = infos(settings.model)
-    work = _planned(settings, faults, _SIDES)
+    work = _planned(settings, faults, _SIDES, infos)
     out = (settings.out or align_home() / "drills" / f"{info.name}-{settings.seed}").absolute()
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -196,7 +197,9 @@ def _faults(settings: DrillSettings) -> tuple[Fault, ...]:
     return chosen
 
 
-def _planned(settings: DrillSettings, faults: Sequence[Fault], engines: dict[str, str]) -> list[Work]:
+def _planned(
+    settings: DrillSettings, faults: Sequence[Fault], engines: dict[str, str], infos: Callable[[str], ModelInfo]
+) -> list[Work]:
     of_name = {fault.name: fault for fault in faults}
     trials: Sequence[Trial] = plan(faults, engines, settings.seed, settings.trials)
     if settings.quick:
@@ -210,10 +213,21 @@ def _planned(settings: DrillSettings, faults: Sequence[Fault], engines: dict[str
     models = (settings.model, *settings.clean)
     named = benign_controls(models) if settings.controls >= BENIGN_FROM else []
     work += named
-    work += controls(control_settings(models, settings.seed, settings.controls - len(named)))
+    work += controls(
+        control_settings(models, settings.seed, settings.controls - len(named), lambda name: _takes_two(infos(name)))
+    )
     if not work:
         raise UserError("there is nothing to run", "give --trials or --controls of at least 1")
     return work
+
+
+def _takes_two(info: ModelInfo) -> bool:
+    """Whether two tensor-parallel ranks can share a model."""
+    try:
+        Layout(2, 1, 1).check_model(info.config)
+    except ValueError:
+        return False
+    return True
 
 
 def _fresh(out: Path) -> Path:

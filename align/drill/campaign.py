@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,17 @@ def setting_of(fault: Fault, model: str) -> Setting:
     return Setting(model, said.batch, tp=said.tp, options=options, allow=said.allow, live=said.live)
 
 
-def control_settings(models: Sequence[str], seed: int, count: int) -> tuple[Setting, ...]:
+def control_settings(
+    models: Sequence[str], seed: int, count: int, spreads: Callable[[str], bool] = lambda model: True
+) -> tuple[Setting, ...]:
     """Clean pairs of models over batches, dtypes, layouts and numerics, always different on the two sides, and swapped.
 
     The first model has half of them, the others share the rest. Two ranks take two or three
     times as long, so one in thirteen has them. Blocks have 128 tokens: vllm-ascend takes no others for dense models
     (:mod:`align.run.plan`).
+
+    Args:
+        spreads: whether a model can have two ranks; where it cannot, the first that can takes its turn.
     """
     chance = generator(seed, "controls")
     grids = {model: _grid(model) for model in models}
@@ -47,6 +52,9 @@ def control_settings(models: Sequence[str], seed: int, count: int) -> tuple[Sett
     found = []
     for at in range(count):
         model, spread = turns[at % len(turns)], at % _SPREAD == _SPREAD - 1
+        if spread and not spreads(model):
+            model = next((one for one in models if spreads(one)), model)
+            spread = spreads(model)
         part = grids[model][spread]
         found.append(part[counts[model, spread] % len(part)])
         counts[model, spread] += 1

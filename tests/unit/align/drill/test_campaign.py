@@ -71,6 +71,17 @@ def test_controls_of_several_models_take_turns_and_some_have_two_ranks() -> None
     assert len(seen) == 3 * len(batches()) * 4, "each that there is"
 
 
+def test_a_model_that_no_two_ranks_can_share_has_one_rank() -> None:
+    """SmolLM2 has 9 heads."""
+    models = ["qwen3", "smollm2"]
+    settings = control_settings(models, 7, 104, lambda model: model == "qwen3")
+    assert {one.model for one in settings if one.tp == 2} == {"qwen3"}
+    assert sum(one.tp == 2 for one in settings) == 104 // 13
+    usual = control_settings(models, 7, 104)
+    assert [one for one in settings if one.tp == 1] == [one for one in usual if one.tp == 1]
+    assert all(one.tp == 1 for one in control_settings(["smollm2"], 7, 104, lambda model: False))
+
+
 def test_controls_in_which_the_sides_differ_have_launches_of_their_own() -> None:
     work = benign_controls(["qwen3", "smollm2", "qwen3_moe"])
     assert {one.source for one in benign().values()} == {"N1", "N2", "N3", "N5", "N7", "N8"}
